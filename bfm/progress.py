@@ -1,0 +1,82 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Progress of a long job on stderr: a bar with rate and ETA on a terminal, plain lines elsewhere."""
+
+from __future__ import annotations
+
+import sys
+import time
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    Progress,
+    TaskProgressColumn,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+
+LINE_EVERY_S = 10.0
+
+
+class Meter:
+    """Counts work done against a total: `with Meter("scoring", total, "tokens") as meter`."""
+
+    def __init__(self, title: str, total: int, unit: str):
+        self.title, self.total, self.unit = title, max(1, total), unit
+        self.done = self.skipped = 0
+        self._started = self._printed = time.monotonic()
+        self._bar: Progress | None = None
+
+    def __enter__(self) -> Meter:
+        if sys.stderr.isatty():
+            self._bar = Progress(
+                TextColumn("{task.description}"),
+                BarColumn(),
+                TaskProgressColumn(),
+                TextColumn("{task.fields[rate]}"),
+                TimeElapsedColumn(),
+                TextColumn("ETA"),
+                TimeRemainingColumn(),
+                console=Console(stderr=True),
+            )
+            self._bar.start()
+            self._task = self._bar.add_task(self.title, total=self.total, rate="")
+        return self
+
+    def __exit__(self, kind, value, traceback) -> None:
+        if self._bar:
+            self._bar.stop()
+        elif kind is None:
+            self._line()
+
+    def skip(self, amount: int) -> None:
+        """Count work that an earlier run did; it does not enter the rate."""
+        self.skipped += amount
+        self.add(amount)
+
+    def add(self, amount: int) -> None:
+        self.done += amount
+        if self._bar:
+            self._bar.update(self._task, completed=self.done, rate=self._rate_text())
+        elif time.monotonic() - self._printed >= LINE_EVERY_S:
+            self._line()
+
+    def _rate(self) -> float:
+        elapsed = time.monotonic() - self._started
+        return (self.done - self.skipped) / elapsed if elapsed > 0 else 0.0
+
+    def _rate_text(self) -> str:
+        return f"{self._rate():,.0f} {self.unit}/s"
+
+    def _line(self) -> None:
+        self._printed = time.monotonic()
+        rate = self._rate()
+        left = (self.total - self.done) / rate if rate else float("inf")
+        eta = f"{left:,.0f} s" if left < float("inf") else "unknown"
+        print(
+            f"{self.title}: {self.done:,} of {self.total:,} {self.unit} "
+            f"({self.done / self.total:.0%}), {self._rate_text()}, ETA {eta}",
+            file=sys.stderr,
+            flush=True,
+        )

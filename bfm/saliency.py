@@ -1,0 +1,299 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Saliency: how much each turn of a history changes log p(question) and log p(answer).
+
+Works on ids: a scored sequence is head + prefix(turn) + suffix(question, options, answer), and its
+baseline is head + suffix. The head is run once, every distinct turn once, every suffix continues
+from the turn's state. Sums are float64 on the host; device values are fp32.
+
+A block ends one token early and the next begins with that token, so that a suffix's first token has
+a predictor like any other:   head[:-1] | head[-1] prefix[:-1] | prefix[-1] suffix
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from bfm.batching import Batch, bucket, pad, plan
+from bfm.likelihood import Spans, span_logprobs
+from bfm.model.decoder import Decoder, decode
+from bfm.model.state import State
+
+# Compiled programs of this process, by function, shapes and configuration; they hold no weights.
+_PROGRAMS: dict[tuple, Callable] = {}
+TOKEN_BUDGET = 4096  # padded tokens a batch; more does not raise the rate on a CPU, less lowers it
+
+
+class ScoreError(ArithmeticError):
+    """A log-probability that is not finite."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Suffix:
+    """The part of a sequence after the memory: question, options, header, answer, as ids.
+
+    q, a: half-open token ranges within `ids`. choices: ids that compete at position a[0] (option
+    letters); choices[right] is the reference. Without an answer, a is None.
+    """
+
+    ids: tuple[int, ...]
+    q: tuple[int, int]
+    a: tuple[int, int] | None = None
+    choices: tuple[int, ...] = ()
+    right: int = 0
+
+    def targets(self) -> tuple[list[int], list[list[int]]]:
+        """Return the places of the scored tokens and the candidate ids at each, q first, then a."""
+        spans = [self.q] + ([self.a] if self.a else [])
+        places = [i for start, end in spans for i in range(start, end)]
+        width = max(1, len(self.choices))
+        ids = [[self.ids[i]] * width for i in places]
+        if self.choices:
+            at = self.q[1] - self.q[0]
+            # The reference stands first, so that candidate 0 is the token of the sequence itself.
+            ids[at] = [self.choices[self.right], *_without(self.choices, self.right)]
+        return places, ids
+
+
+def _without(items: Sequence[int], index: int) -> list[int]:
+    return [item for i, item in enumerate(items) if i != index]
+
+
+@dataclasses.dataclass(frozen=True)
+class Job:
+    """One history: the prefixes of its turns and the suffixes to continue each of them with."""
+
+    prefixes: tuple[tuple[int, ...], ...]
+    suffixes: tuple[Suffix, ...]
+
+    @property
+    def tokens(self) -> int:
+        """Tokens to compute: distinct prefixes once, every suffix after each and after the head."""
+        distinct = set(self.prefixes)
+        suffix = sum(len(s.ids) for s in self.suffixes)
+        return sum(len(p) for p in distinct) + suffix * (len(distinct) + 1)
+
+
+@dataclasses.dataclass(frozen=True)
+class Scored:
+    """Log-probabilities of one sequence, nats: per token of q and a (fp32), log posterior of choices.
+
+    log_choice: log p(reference letter) minus logsumexp over all letters; None without choices.
+    """
+
+    q: np.ndarray
+    a: np.ndarray | None
+    log_choice: float | None
+
+    @property
+    def logp_q(self) -> float:
+        return float(self.q.sum(dtype=np.float64))
+
+    @property
+    def logp_a(self) -> float | None:
+        return None if self.a is None else float(self.a.sum(dtype=np.float64))
+
+
+@dataclasses.dataclass
+class Timing:
+    """Seconds and counts; `score_s` excludes compilation (`compile_s`)."""
+
+    compile_s: float = 0.0
+    score_s: float = 0.0
+    sequences: int = 0
+    prefix_tokens: int = 0
+    suffix_tokens: int = 0
+
+
+class Scorer:
+    """A decoder and the state of the head that all turns share; scores jobs in planned batches."""
+
+    def __init__(
+        self,
+        model: Decoder,
+        head: Sequence[int],
+        *,
+        batch_size: int = 32,
+        token_budget: int = TOKEN_BUDGET,
+    ):
+        if len(head) < 2:
+            raise ValueError("head: needs two tokens before the message, the template gives fewer")
+        self.model, self.head = model, tuple(head)
+        self.batch_size, self.token_budget = batch_size, token_budget
+        self.timing = Timing()
+        ids, lengths = pad([self._checked(self.head)[:-1]], 1, len(head) - 1)
+        self._head_state: State = self._call(_prefill, (), ids, lengths, np.int32(0))
+
+    def score(
+        self, jobs: Sequence[Job], on_tokens: Callable[[int], None] = lambda n: None
+    ) -> list[list[list[Scored]]]:
+        """Score every suffix of every job after nothing and after each prefix.
+
+        Returns result[job][turn][suffix]; turn 0 is the baseline without memory, turn i + 1 is
+        `job.prefixes[i]`. Equal prefixes of a job are computed once and share the result.
+        `on_tokens(n)` is told of tokens as they are done. Raises ScoreError on a non-finite value.
+        """
+        rows, places = [], {}
+        for j, job in enumerate(jobs):
+            for prefix in ((), *job.prefixes):
+                if (j, prefix) not in places:
+                    places[j, prefix] = len(rows)
+                    rows.append((prefix, job.suffixes))
+        done: list[list[Scored]] = [[] for _ in rows]
+        started, compile_s = time.perf_counter(), self.timing.compile_s
+        for batch, scored, tokens in self._run(rows):
+            for row, result in zip(batch.rows, scored, strict=True):
+                done[row].extend(result)
+            on_tokens(tokens)
+        elapsed = time.perf_counter() - started - (self.timing.compile_s - compile_s)
+        self.timing.score_s += elapsed
+        return [
+            [done[places[j, prefix]] for prefix in ((), *job.prefixes)]
+            for j, job in enumerate(jobs)
+        ]
+
+    def _run(self, rows) -> Iterator[tuple[Batch, list[list[Scored]], int]]:
+        """Plan, dispatch ahead of the device by one batch, and read results in plan order."""
+        queue: deque = deque()
+        for batch in self._plan(rows):
+            queue.append(self._dispatch(batch, rows))
+            if len(queue) > 2:
+                yield self._collect(*queue.popleft())
+        while queue:
+            yield self._collect(*queue.popleft())
+
+    def _plan(self, rows) -> Iterator[Batch]:
+        # Rows of one batch have the same number of suffixes; bare rows (no memory) continue the head.
+        groups: dict[tuple[bool, int, int], list[int]] = {}
+        for i, (prefix, suffixes) in enumerate(rows):
+            width = max(len(s.choices) for s in suffixes)
+            groups.setdefault((bool(prefix), len(suffixes), width), []).append(i)
+        for (has_prefix, _, _), members in sorted(groups.items(), reverse=True):
+            lengths = [
+                len(rows[i][0]) if has_prefix else max(len(s.ids) for s in rows[i][1])
+                for i in members
+            ]
+            for batch in plan(lengths, self.batch_size, self.token_budget):
+                yield Batch(
+                    tuple(members[k] for k in batch.rows),
+                    batch.height,
+                    batch.width if has_prefix else 0,
+                )
+
+    def _dispatch(self, batch: Batch, rows):
+        prefixes = [self._checked(rows[i][0]) for i in batch.rows]
+        carried = [(*self.head[-1:], *prefix)[-1] for prefix in prefixes]
+        past, base = (self._head_state,), np.full(batch.height, len(self.head) - 1, np.int32)
+        if batch.width:
+            blocks = [(*self.head[-1:], *prefix[:-1]) for prefix in prefixes]
+            ids, lengths = pad(blocks, batch.height, batch.width)
+            past, base = (*past, self._call(_prefill, past, ids, lengths, base[0])), base + lengths
+        suffixes = [rows[i][1] for i in batch.rows]
+        per_row = len(suffixes[0])
+        width = bucket(1 + max(len(s.ids) for group in suffixes for s in group))
+        step = max(1, self.token_budget // (batch.height * width))
+        parts = [
+            (part, self._continue(past, base, carried, part, batch.height, width))
+            for part in (
+                [group[k : k + step] for group in suffixes] for k in range(0, per_row, step)
+            )
+        ]
+        n_prefix, n_suffix = sum(map(len, prefixes)), sum(len(s.ids) for g in suffixes for s in g)
+        self.timing.prefix_tokens += n_prefix
+        self.timing.suffix_tokens += n_suffix
+        self.timing.sequences += sum(map(len, suffixes))
+        return batch, parts, n_prefix + n_suffix
+
+    def _continue(self, past, base, carried, suffixes, height: int, width: int):
+        """Continue each row's state with its suffixes: device log-probabilities [height * r, n, C]."""
+        r = len(suffixes[0])
+        flat = [s for group in suffixes for s in group]
+        blocks = [
+            (first, *self._checked(s.ids))
+            for first, group in zip(carried, suffixes, strict=True)
+            for s in group
+        ]
+        ids, lengths = pad(blocks, height * r, width)
+        targets = [s.targets() for s in flat]
+        n = bucket(max(len(index) for index, _ in targets))
+        c = max(len(s.choices) for s in flat) or 1
+        index = np.zeros((height * r, n), np.int32)
+        target = np.zeros((height * r, n, c), np.int32)
+        for i, (places, candidates) in enumerate(targets):
+            index[i, : len(places)] = places
+            for k, candidate in enumerate(candidates):
+                target[i, k] = candidate + candidate[:1] * (c - len(candidate))
+        return self._call(_score, past, ids, lengths, np.repeat(base, r), index, target)
+
+    def _collect(self, batch: Batch, parts, tokens: int):
+        results: list[list[Scored]] = [[] for _ in batch.rows]
+        for suffixes, logp_device in parts:
+            logp_MnC = np.asarray(logp_device)
+            at = 0
+            for row, group in enumerate(suffixes):
+                for suffix in group:
+                    results[row].append(_scored(suffix, logp_MnC[at]))
+                    at += 1
+        return batch, results, tokens
+
+    def _checked(self, ids: Sequence[int]) -> Sequence[int]:
+        # JAX clamps or wraps an id outside the table in silence.
+        vocab = self.model.config.vocab
+        if ids and not (min(ids) >= 0 and max(ids) < vocab):
+            raise ValueError(f"token id outside 0..{vocab - 1}: the tokenizer is of another model")
+        return ids
+
+    def _call(self, function: Callable, past: tuple[State, ...], *arrays):
+        """Run a function at its shape, compiling at first sight and timing that apart."""
+        args = (self.model, past, *arrays)
+        leaves, structure = jax.tree.flatten(args)
+        key = (function, structure, *((np.shape(x), x.dtype) for x in leaves))
+        if key not in _PROGRAMS:
+            started = time.perf_counter()
+            _PROGRAMS[key] = jax.jit(function).lower(*args).compile()
+            self.timing.compile_s += time.perf_counter() - started
+        return _PROGRAMS[key](*args)
+
+
+def _prefill(model, past, tokens_BT, length_B, base) -> State:
+    T = tokens_BT.shape[1]
+    positions_BT = jnp.broadcast_to(base + jnp.arange(T), tokens_BT.shape)
+    segments_BT = (jnp.arange(T) < length_B[:, None]).astype(jnp.int32)
+    return decode(model, tokens_BT, positions_BT, segments_BT, past)[1]
+
+
+def _score(model, past, tokens_BT, length_B, base_B, index_Bn, target_BnC) -> jax.Array:
+    T = tokens_BT.shape[1]
+    positions_BT = base_B[:, None] + jnp.arange(T)
+    segments_BT = (jnp.arange(T) < length_B[:, None]).astype(jnp.int32)
+    spans = Spans(index_Bn, target_BnC, jnp.zeros_like(index_Bn))
+    return span_logprobs(model, tokens_BT, positions_BT, segments_BT, spans, past, n_spans=1)[0]
+
+
+def _scored(suffix: Suffix, logp_nC: np.ndarray) -> Scored:
+    n_q = suffix.q[1] - suffix.q[0]
+    n_a = suffix.a[1] - suffix.a[0] if suffix.a else 0
+    logp_nC = logp_nC[: n_q + n_a]
+    if not np.isfinite(logp_nC).all():
+        raise ScoreError("a log-probability is not finite: the weights hold nan or overflow")
+    log_choice = None
+    if suffix.choices:
+        letters = logp_nC[n_q, : len(suffix.choices)].astype(np.float64)
+        log_choice = float(letters[0] - np.logaddexp.reduce(letters))
+    a = logp_nC[n_q:, 0] if suffix.a else None
+    return Scored(q=logp_nC[:n_q, 0], a=a, log_choice=log_choice)
+
+
+def focus(sal_a: Sequence[float], tau: float, max_focus: int) -> list[int]:
+    """Return S_tau = {i : Sal_a(c_i) > tau}, most salient first, ties by lower index (DESIGN: focus).
+
+    Not a number never enters.
+    """
+    chosen = [i for i, value in enumerate(sal_a) if value > tau]
+    return sorted(chosen, key=lambda i: (-sal_a[i], i))[:max_focus]

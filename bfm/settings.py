@@ -1,0 +1,164 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a run is: frozen settings with defaults, each checked before any device work.
+
+`default_config()` gives the same fields as an ml_collections ConfigDict, which is what files in
+configs/ start from and what flags override; `Settings.of` turns it back and names the first fault.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from typing import Any
+
+
+class SettingsError(ValueError):
+    """A setting that is unknown, ill-typed or out of range; one line that names it."""
+
+
+def _field(default: Any, help: str, **check: Any) -> Any:
+    return dataclasses.field(default=default, metadata={"help": help, **check})
+
+
+@dataclasses.dataclass(frozen=True)
+class ModelSettings:
+    path: str = _field(
+        "smollm2-135m-instruct",
+        "model folder (Hugging Face layout), .gguf file or hub name; the default is the small model "
+        "that this project downloads once (or what BFM_MODEL names)",
+    )
+    dtype: str = _field("float32", "dtype of the weights", among=("float32", "bfloat16"))
+
+
+@dataclasses.dataclass(frozen=True)
+class LabelSettings:
+    answer: str = _field(
+        "text",
+        "what log p(a) scores: the answer's text with its end-of-turn token, the letter of the "
+        "right option, or the right letter against all letters",
+        among=("text", "letter", "options"),
+    )
+    norm: str = _field(
+        "sum", "saliency in nats, or divided by the number of tokens", among=("sum", "token")
+    )
+    permutations: int = _field(
+        1, "cyclic orders of the options to average over (label.answer=options)", low=1
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    model: ModelSettings = dataclasses.field(default_factory=ModelSettings)
+    label: LabelSettings = dataclasses.field(default_factory=LabelSettings)
+    data: str = _field("dialogues", "jsonl:FILE, or 'dialogues' for the set in the package")
+    limit: int = _field(0, "use only the first records (0: all)", low=0)
+    batch_size: int = _field(32, "most rows in a batch; a token budget caps it too", low=1)
+    unit: str = _field("exchange", "what a turn is", among=("exchange", "message"))
+    context_turns: int = _field(
+        0, "preceding turns rendered together with each turn", low=0, high=1
+    )
+    tau: str = _field("1.0", "threshold on Sal_a in nats: turns above it are the focus")
+    max_focus: int = _field(5, "most turns in a focus", low=1)
+    on_overflow: str = _field(
+        "refuse",
+        "a turn that does not fit the model's window stops the run, or loses its oldest tokens",
+        among=("refuse", "truncate"),
+    )
+    on_bad_record: str = _field(
+        "stop", "a bad record stops the run before it starts, or is counted", among=("stop", "skip")
+    )
+    dump_tokens: bool = _field(False, "also write every scored sequence to tokens.jsonl")
+
+    @property
+    def threshold(self) -> float:
+        """tau as a number, nats."""
+        return float(self.tau)
+
+    @classmethod
+    def of(cls, config: Mapping[str, Any]) -> Settings:
+        """Check a ConfigDict (or dict). Raises SettingsError naming the first bad field."""
+        made = _build(cls, config, "")
+        if made.tau == "auto":
+            raise SettingsError(
+                "tau: 'auto' needs a dev split, and no data set with splits exists yet; give a number"
+            )
+        try:
+            finite = math.isfinite(float(made.tau))
+        except ValueError:
+            finite = False
+        if not finite:
+            raise SettingsError(f"tau: {made.tau!r} is neither 'auto' nor a finite number")
+        if made.data != "dialogues" and not made.data.removeprefix("jsonl:").strip():
+            raise SettingsError("data: names no file; give jsonl:FILE")
+        if made.data != "dialogues" and not made.data.startswith("jsonl:"):
+            raise SettingsError(f"data: {made.data!r} is unknown; give jsonl:FILE or 'dialogues'")
+        if made.label.permutations > 1 and made.label.answer != "options":
+            raise SettingsError(
+                "label.permutations: only label.answer=options averages over orders"
+            )
+        return made
+
+
+def _build(kind: type, config: Mapping[str, Any], where: str) -> Any:
+    fields = {field.name: field for field in dataclasses.fields(kind)}
+    for key in config:
+        if key not in fields:
+            raise SettingsError(f"{where}{key}: unknown setting; known: {', '.join(fields)}")
+    values = {}
+    for name, field in fields.items():
+        if name not in config:
+            continue
+        value, label = config[name], where + name
+        if dataclasses.is_dataclass(field.default_factory):
+            if not isinstance(value, Mapping) and not hasattr(value, "keys"):
+                raise SettingsError(f"{label}: must be a group of settings, not {value!r}")
+            values[name] = _build(field.default_factory, value, f"{label}.")
+            continue
+        values[name] = _checked(field, value, label)
+    return kind(**values)
+
+
+def _checked(field: dataclasses.Field, value: Any, label: str) -> Any:
+    expected = type(field.default)
+    if expected is float and type(value) is int:
+        value = float(value)
+    if type(value) is not expected:
+        raise SettingsError(f"{label}: must be {expected.__name__}, not {value!r}")
+    among = field.metadata.get("among")
+    if among and value not in among:
+        raise SettingsError(f"{label}: {value!r} is not one of {', '.join(among)}")
+    low, high = field.metadata.get("low"), field.metadata.get("high")
+    if (low is not None and not value >= low) or (high is not None and not value <= high):
+        bounds = f"at least {low}" if high is None else f"between {low} and {high}"
+        raise SettingsError(f"{label}: must be {bounds}, not {value!r}")
+    return value
+
+
+def default_config():
+    """Return the defaults as a locked ConfigDict: what every file in configs/ starts from."""
+    import ml_collections
+
+    return ml_collections.ConfigDict(dataclasses.asdict(Settings())).lock()
+
+
+def describe() -> list[tuple[str, Any, str]]:
+    """List (name, default, help) of every setting, groups flattened with dots."""
+
+    def walk(kind: type, where: str) -> list[tuple[str, Any, str]]:
+        rows = []
+        for field in dataclasses.fields(kind):
+            if dataclasses.is_dataclass(field.default_factory):
+                rows += walk(field.default_factory, f"{where}{field.name}.")
+            else:
+                text, among = field.metadata["help"], field.metadata.get("among")
+                rows.append(
+                    (
+                        where + field.name,
+                        field.default,
+                        text + (f" ({'|'.join(among)})" if among else ""),
+                    )
+                )
+        return rows
+
+    return walk(Settings, "")

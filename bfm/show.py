@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Labels for a person's eyes: a panel a dialogue, with each turn's saliency, the gate and the focus."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from rich import box
+from rich.console import Group, RenderableType
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
+
+from bfm.dialogue import Example, Label, evidence_turns, turns_of
+
+BAR = 10  # characters a side of the bar that shows Sal_a
+LEGEND = (
+    "Sal_q, Sal_a: how much a turn changes log p(question) and log p(answer), in nats "
+    "(a log Bayes factor).\n"
+    "● focus: Sal_a above tau, so the gate opens.  ★ turn that decides the answer, according to the "
+    "dialogue's author (for comparison; never read by the model)."
+)
+
+
+def dialogue(example: Example, label: Label, unit: str = "exchange") -> RenderableType:
+    """Return a panel with the question, the answer and one row a turn."""
+    evidence, focus = set(evidence_turns(example, unit)), label.focus or ()
+    scale = max((abs(value) for value in label.sal_a or ()), default=0.0) or 1.0
+    table = Table(box=box.SIMPLE_HEAD, expand=True, pad_edge=False)
+    table.add_column("turn", justify="right")
+    table.add_column("", width=2)
+    table.add_column("date", no_wrap=True)
+    table.add_column("what the user said", ratio=1)
+    table.add_column("Sal_q", justify="right", no_wrap=True)
+    table.add_column("Sal_a", justify="right", no_wrap=True)
+    table.add_column("", width=2 * BAR + 1, no_wrap=True)
+    for turn in turns_of(example.question.messages, unit):
+        i, first = turn.index, turn.messages[0]
+        table.add_row(
+            str(i),
+            ("●" if i in focus else " ") + ("★" if i in evidence else " "),
+            first.time,
+            Text(first.content),
+            f"{label.sal_q[i]:+.2f}",
+            f"{label.sal_a[i]:+.2f}" if label.sal_a else "-",
+            bar(label.sal_a[i] / scale) if label.sal_a else "",
+            style="bold green" if i in focus else "",
+        )
+    head = Text.assemble(
+        ("Q  ", "dim"), example.question.query, "\n",
+        ("A  ", "dim"), example.answer or "(no answer given)", "\n",
+    )  # fmt: skip
+    return Panel(Group(head, table, _verdict(label)), title=example.question.id, title_align="left")
+
+
+def bar(share: float) -> Text:
+    """Draw a value of -1..1 as a bar to the left or right of a middle line."""
+    cells = round(min(1.0, abs(share)) * BAR)
+    left, right = ("━" * cells, "") if share < 0 else ("", "━" * cells)
+    return Text.assemble((left.rjust(BAR), "red"), ("│", "dim"), (right.ljust(BAR), "green"))
+
+
+def _verdict(label: Label) -> Text:
+    if label.gate is None:
+        return Text("no answer: Sal_q only")
+    if not label.gate:
+        return Text(f"gate closed: no turn raises log p(answer) by more than {label.tau:g} nats")
+    turns = ", ".join(map(str, label.focus))
+    return Text.assemble("gate ", ("open", "bold green"), f": read turn {turns}")
+
+
+def summary(pairs: Iterable[tuple[Example, Label]], unit: str = "exchange") -> RenderableType:
+    """Return one row a kind of dialogue (meta.kind): gates opened, and evidence ranked first."""
+    rows: dict[str, list[tuple[int, int, int, int]]] = {}
+    for example, label in pairs:
+        evidence = evidence_turns(example, unit)
+        top_q = max(range(label.n_turns), key=lambda i: (label.sal_q[i], -i)) in evidence
+        top_a = bool(label.sal_a) and (
+            max(range(label.n_turns), key=lambda i: (label.sal_a[i], -i)) in evidence
+        )
+        entry = (label.gate or 0, int(top_q), int(top_a), int(bool(evidence)))
+        rows.setdefault(str(example.meta.get("kind", "all")), []).append(entry)
+    table = Table(box=box.SIMPLE_HEAD, title="what the untrained model sees", title_justify="left")
+    table.add_column("kind")
+    for name in ("dialogues", "gate open", "★ first by Sal_q", "★ first by Sal_a"):
+        table.add_column(name, justify="right")
+    for kind, entries in sorted(rows.items()):
+        gates, q, a, labelled = map(sum, zip(*entries, strict=True))
+        ranked = (f"{q}/{labelled}", f"{a}/{labelled}") if labelled else ("-", "-")
+        table.add_row(kind, str(len(entries)), str(gates), *ranked)
+    return table

@@ -1,0 +1,120 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The one door of every launch script: flags in, exit codes out (0 done, 1 failed, 2 bad input)."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+# Quiet libraries before they are imported; errors still come through.
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+USAGE = """usage: python launch/{script} --config FILE --workdir DIR [--config.NAME=VALUE ...]
+
+{doc}
+
+settings (--config.NAME=VALUE), with their defaults:
+{settings}
+"""
+
+
+def config_main(main: Callable, doc: str) -> None:
+    """Run `main(settings, workdir)` from --config, --config.x=y and --workdir; then exit."""
+    guarded(lambda: main(*_parse(doc)))
+
+
+def guarded(main: Callable[[], int | None]) -> None:
+    """Run main and exit: one line and code 2 for bad input, a traceback and 1 for a failure."""
+    try:
+        code = main() or 0
+    except KeyboardInterrupt:
+        print("interrupted; start the same command again to go on", file=sys.stderr)
+        code = 130
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = 0
+    except Exception as error:
+        if not isinstance(error, _input_errors()):
+            raise
+        print(f"error: {' '.join(str(error).splitlines())}", file=sys.stderr)
+        code = 2
+    sys.stdout.flush()
+    sys.exit(code)
+
+
+class UsageError(ValueError):
+    """Flags that cannot be understood."""
+
+
+def _input_errors() -> tuple[type[Exception], ...]:
+    from bfm.dialogue import RecordError
+    from bfm.jsonl import DataError
+    from bfm.labeling import WorkdirError
+    from bfm.lm import ModelError
+    from bfm.model.config import ConfigError
+    from bfm.settings import SettingsError
+    from bfm.tokenizer import TokenizerError
+    from bfm.weights import WeightsError
+
+    return (
+        *(UsageError, DataError, RecordError, WorkdirError, ModelError, ConfigError),
+        *(SettingsError, TokenizerError, WeightsError),
+    )
+
+
+def _parse(doc: str):
+    """Parse sys.argv into (Settings, workdir). Raises UsageError or SettingsError (one line)."""
+    from absl import flags
+    from ml_collections import config_flags
+
+    from bfm.settings import Settings, describe
+
+    script = Path(sys.argv[0]).name
+    if not sys.argv[1:] or {"-h", "--help", "--helpfull"} & set(sys.argv[1:]):
+        rows = "\n".join(
+            f"  {name} = {default!r}\n      {text}" for name, default, text in describe()
+        )
+        print(USAGE.format(script=script, doc=doc.strip(), settings=rows))
+        sys.exit(0 if sys.argv[1:] else 2)
+    values = flags.FlagValues()
+    config = config_flags.DEFINE_config_file(
+        "config", None, "settings file, one of configs/", lock_config=True, flag_values=values
+    )
+    flags.DEFINE_string("workdir", None, "folder to write to", flag_values=values)
+    try:
+        rest = values(sys.argv)[1:]
+    except Exception as error:  # absl, ml_collections and the config file itself raise many kinds
+        raise UsageError(f"{_reason(error)} (see --help)") from None
+    if rest:
+        raise UsageError(f"{rest[0]!r}: not a flag; settings are given as --config.NAME=VALUE")
+    if config.value is None:
+        raise UsageError("--config: missing; for example --config configs/smollm2_135m.py")
+    if not values["workdir"].value:
+        raise UsageError("--workdir: missing; name a folder to write to")
+    settings = Settings.of(config.value)
+    enable_compile_cache()
+    return settings, Path(values["workdir"].value)
+
+
+def _reason(error: Exception) -> str:
+    text = " ".join(str(error).split()) or type(error).__name__
+    return (
+        text
+        if isinstance(error, (ValueError, AttributeError))
+        else f"{type(error).__name__}: {text}"
+    )
+
+
+def enable_compile_cache() -> None:
+    """Keep compiled programs in the user's cache, so that a second run starts in seconds."""
+    import jax
+
+    from bfm.lm import cache_dir
+
+    jax.config.update("jax_compilation_cache_dir", str(cache_dir() / "compiled"))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.3)

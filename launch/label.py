@@ -1,0 +1,28 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Label a data set: the saliency of every turn, with gate and focus.
+
+Writes labels.jsonl (a line a record, in input order), labels.meta.json (what the labels were made
+with, and timing) and, with --config.dump_tokens=true, tokens.jsonl (every scored sequence as ids).
+Started again after a kill it goes on where it stopped and gives the same bytes.
+"""
+
+import _door
+
+
+def main(settings, workdir) -> None:
+    from bfm import labeling
+
+    meta = labeling.run(settings, workdir)
+    timing = meta["timing"]
+    tokens = timing["prefix_tokens"] + timing["suffix_tokens"]
+    rate = tokens / timing["score_s"] if timing["score_s"] else 0
+    skipped = f", {meta['skipped']} bad records skipped" if meta["skipped"] else ""
+    print(
+        f"{workdir / labeling.LABELS}: {meta['records']} records{skipped}; "
+        f"{tokens:,} tokens in {timing['score_s']:.1f} s ({rate:,.0f} tokens/s), "
+        f"compiling {timing['compile_s']:.1f} s"
+    )
+
+
+if __name__ == "__main__":
+    _door.config_main(main, __doc__)

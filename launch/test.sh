@@ -1,0 +1,84 @@
+#!/usr/bin/env bash
+# Runs the tests in an environment of their own (.venv-test); `--help` tells the rest.
+set -euo pipefail
+
+usage() {
+  cat <<'TEXT'
+usage: bash launch/test.sh [--all] [pytest arguments...]
+
+Without --all: the tests that need no torch.
+With --all, what CI runs: ruff's checks, the whole suite (torch and accelerate are installed for
+the parity tests), and launch/quickstart.sh. Paths are taken from the project's folder:
+  bash launch/test.sh tests/test_dialogue.py -k duplicate
+PYTHON=... chooses the Python (3.11 or newer); JAX_PLATFORMS is cpu unless set.
+TEXT
+}
+
+all=false
+args=()
+for arg in "$@"; do
+  case $arg in
+    --all) all=true ;;
+    -h | --help) usage; exit 0 ;;
+    *) args+=("$arg") ;;
+  esac
+done
+
+# shellcheck source=launch/setup.sh
+source "$(dirname -- "${BASH_SOURCE[0]}")/setup.sh"
+cd -- "$BFM_ROOT"
+venv=$BFM_ROOT/.venv-test
+export JAX_PLATFORMS="${JAX_PLATFORMS:-cpu}"
+parity=(torch==2.13.0 accelerate==1.15.0)
+failed=()
+trap 'exit 130' INT # else bash goes on to the next step after pytest's own handling
+
+# step NAME COMMAND...: a heading, the command, and a note of its failure.
+step() {
+  local name=$1 from=$SECONDS
+  shift
+  printf '\n== %s\n' "$name"
+  "$@" || failed+=("$name")
+  printf -- '-- %s: %d s\n' "$name" "$((SECONDS - from))"
+}
+
+# Adds what the parity tests compare with, at the versions the lock allows. While pip is at work the
+# environment's stamp is put aside, so that an interrupted run has it made again.
+install_parity() {
+  local stamp=$venv/.bfm-stamp rc=0
+  [ "$(cat -- "$venv/.bfm-parity" 2>/dev/null)" != "${parity[*]}" ] || return 0
+  printf 'installing %s (once)\n' "${parity[*]}"
+  sed -e '/^ *--hash/d' -e 's/ *\\$//' requirements.lock >"$venv/constraints.txt" || return 1
+  mv -- "$stamp" "$stamp.aside" || return 1
+  _pip "$venv" "${parity[*]}" install -c "$venv/constraints.txt" "${parity[@]}" || rc=1
+  [ "$rc" != 0 ] || printf '%s\n' "${parity[*]}" >"$venv/.bfm-parity" || rc=1
+  mv -- "$stamp.aside" "$stamp" || rc=1
+  return "$rc"
+}
+
+run_pytest() { "$venv/bin/python" -m pytest "$@" ${args[@]+"${args[@]}"}; }
+
+ensure_venv "$venv" || exit
+if $all; then
+  step 'ruff check' "$venv/bin/python" -m ruff check .
+  step 'ruff format' "$venv/bin/python" -m ruff format --check .
+  step 'torch for the parity tests' _locked "$venv" install_parity
+  step 'installed versions agree' "$venv/bin/python" -I -m pip check
+  if [ "$(cat -- "$venv/.bfm-parity" 2>/dev/null)" = "${parity[*]}" ]; then
+    step 'tests' run_pytest
+  else
+    step 'tests that need no torch' run_pytest -m 'not torch'
+  fi
+  step 'quickstart' bash launch/quickstart.sh
+else
+  step 'tests that need no torch' run_pytest -m 'not torch'
+fi
+
+echo
+if [ "${#failed[@]}" -gt 0 ]; then
+  printf 'failed:'
+  printf ' [%s]' "${failed[@]}"
+  echo
+  exit 1
+fi
+echo 'all passed'
