@@ -19,17 +19,15 @@ class Batch(NamedTuple):
     width: int
 
 
-def bucket(length: int) -> int:
-    """Round a length up to its bucket: multiples of 16 to 128, then four or more steps an octave.
+def bucket(length: int, parts: int = 4) -> int:
+    """Round a length up to its bucket: multiples of 16, at least `parts` of them an octave.
 
-    bucket(1) == 16, bucket(128) == 128, bucket(129) == 160, bucket(300) == 320. Padding is at most
-    25 % of a bucket above 64 and the number of shapes grows with log2 of the longest row.
+    bucket(1) == 16, bucket(128) == 128, bucket(129) == 160, bucket(300) == 320. With 4 parts padding
+    is at most 25 % of the length above 64; the number of shapes grows with log2 of the longest row.
     """
-    if length <= SMALLEST_BUCKET:
-        return SMALLEST_BUCKET
-    octave = 1 << (length - 1).bit_length()
-    step = max(SMALLEST_BUCKET, octave // 8)
-    return -(-length // step) * step
+    octave = 1 << max(0, length - 1).bit_length()  # the power of two at or above the length
+    step = max(SMALLEST_BUCKET, octave // (2 * parts))
+    return max(1, -(-length // step)) * step
 
 
 def plan(lengths: Sequence[int], batch_size: int, token_budget: int) -> list[Batch]:

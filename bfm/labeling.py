@@ -12,7 +12,7 @@ import dataclasses
 import hashlib
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -27,7 +27,7 @@ from bfm.lm import LM, ModelFiles, load, open_model
 from bfm.progress import Meter
 from bfm.prompts import NEUTRAL, PromptError, Scaffold, check_letters, has_answer, turn_messages
 from bfm.saliency import Job, Scored, Scorer
-from bfm.settings import LabelSettings, Settings, SettingsError
+from bfm.settings import Settings
 
 DIALOGUES = Path(__file__).parent / "dialogues.jsonl"
 GROUP_TOKENS = 16_384  # tokens of records that are scored, then written, together
@@ -93,7 +93,9 @@ def render(example: Example, scaffold: Scaffold, window: int, settings: Settings
             )
         turns = turns_of(example.question.messages, settings.unit)
         groups = [turn_messages(turns, i, settings.context_turns) for i in range(len(turns))]
-        prefixes, cuts = zip(*(scaffold.prefix(g, room) for g in (*groups, NEUTRAL.messages)))
+        prefixes, cuts = zip(
+            *(scaffold.prefix(group, room) for group in (*groups, NEUTRAL.messages)), strict=True
+        )
         if any(cuts) and settings.on_overflow == "refuse":
             turn = next(i for i, cut in enumerate(cuts) if cut)
             raise PromptError(
@@ -359,4 +361,3 @@ def code_hash() -> str:
         digest.update(path.relative_to(root).as_posix().encode() + b"\0")
         digest.update(hashlib.sha256(path.read_bytes()).digest())
     return digest.hexdigest()
-

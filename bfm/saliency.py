@@ -196,7 +196,8 @@ class Scorer:
             past, base = (*past, self._call(_prefill, past, ids, lengths, base[0])), base + lengths
         suffixes = [rows[i][1] for i in batch.rows]
         per_row = len(suffixes[0])
-        width = bucket(1 + max(len(s.ids) for group in suffixes for s in group))
+        # Coarser than for prefixes: rows are not sorted by suffix, and every pair of widths is a shape.
+        width = bucket(1 + max(len(s.ids) for group in suffixes for s in group), parts=2)
         step = max(1, self.token_budget // (batch.height * width))
         parts = [
             (part, self._continue(past, base, carried, part, batch.height, width))

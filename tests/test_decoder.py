@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The decoder against numpy in float64; causality; padding, packing and states change nothing."""
 
+import itertools
 import json
 from functools import partial
 
@@ -106,7 +107,7 @@ def test_padding_and_neighbours_change_nothing(tiny):
 
 def test_packed_rows_equal_each_row_alone(tiny):
     parts = [ids(n, seed=n) for n in (5, 17, 1, 30)]
-    tokens = jnp.array([sum(parts, []) + [0] * 11])
+    tokens = jnp.array([[*itertools.chain(*parts), *[0] * 11]])
     segments = np.repeat([1, 2, 3, 4, 0], [5, 17, 1, 30, 11])[None]
     positions = np.concatenate([np.arange(n) for n in (5, 17, 1, 30, 11)])[None]
     x, _ = run(tiny.decoder, tokens, jnp.array(positions), jnp.array(segments))
@@ -122,7 +123,7 @@ def test_continuing_from_states_equals_the_whole(tiny, cuts):
     row = ids(40 if cuts[-1] < 40 else 330)
     whole = logits(tiny.decoder, jnp.array([row]))[0][0]
     past, pieces, edges = (), [], [0, *cuts, len(row)]
-    for start, end in zip(edges, edges[1:], strict=False):
+    for start, end in itertools.pairwise(edges):
         got, state = logits(tiny.decoder, jnp.array([row[start:end]]), past, start=start)
         past = (*past, state)
         pieces.append(got[0])

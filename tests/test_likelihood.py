@@ -13,7 +13,7 @@ from bfm import likelihood
 from bfm.likelihood import Spans, span_logprobs, token_logprobs
 from bfm.model.config import ModelConfig, Rope
 from bfm.model.decoder import Decoder
-from bfm.saliency import Job, Scorer, ScoreError, Suffix, focus
+from bfm.saliency import Job, ScoreError, Scorer, Suffix, focus
 from tests import models, reference
 
 V = 6

@@ -43,7 +43,7 @@ def attend(
         parts += [_past_part(q_BKGth, *keys) for keys in past]
         return _merge(parts)
 
-    B, T = segments_BT.shape
+    T = segments_BT.shape[1]
     if T <= QUERY_CHUNK:
         return chunk(q_BKGTh, segments_BT, positions_BT)
     n = -(-T // QUERY_CHUNK)

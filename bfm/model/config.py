@@ -84,19 +84,21 @@ def inverse_frequencies(config: ModelConfig) -> np.ndarray:
 
 
 # Hugging Face config.json: fields that cannot move a log-probability of this decoder at inference.
-_IGNORED = frozenset(
-    "architectures attention_dropout bos_token_id eos_token_id pad_token_id dtype torch_dtype "
-    "initializer_range is_llama_config name_or_path _name_or_path transformers_version "
-    "transformers.js_config use_cache auto_map quantization_config_note _attn_implementation "
-    "output_attentions output_hidden_states return_dict problem_type id2label label2id "
-    "chunk_size_feed_forward is_encoder_decoder tokenizer_class unsloth_version".split()
-)
+_IGNORED = frozenset({
+    "architectures", "attention_dropout", "bos_token_id", "eos_token_id", "pad_token_id", "dtype",
+    "torch_dtype", "initializer_range", "is_llama_config", "name_or_path", "_name_or_path",
+    "transformers_version", "transformers.js_config", "use_cache", "auto_map",
+    "_attn_implementation", "output_attentions", "output_hidden_states", "return_dict",
+    "problem_type", "id2label", "label2id", "chunk_size_feed_forward", "is_encoder_decoder",
+    "tokenizer_class", "unsloth_version",
+})  # fmt: skip
 # Handled below.
-_HANDLED = frozenset(
-    "model_type vocab_size hidden_size num_hidden_layers intermediate_size num_attention_heads "
-    "num_key_value_heads head_dim rms_norm_eps max_position_embeddings tie_word_embeddings "
-    "rope_theta rope_scaling rope_parameters".split()
-)
+_HANDLED = frozenset({
+    "model_type", "vocab_size", "hidden_size", "num_hidden_layers", "intermediate_size",
+    "num_attention_heads", "num_key_value_heads", "head_dim", "rms_norm_eps",
+    "max_position_embeddings", "tie_word_embeddings", "rope_theta", "rope_scaling",
+    "rope_parameters",
+})  # fmt: skip
 # Fields with one value that this decoder computes; any other value is refused by name.
 _ONLY = {
     "hidden_act": "silu",
@@ -122,8 +124,11 @@ def from_hf(raw: Mapping[str, Any]) -> ModelConfig:
     ]
     unknown = set(raw) - _IGNORED - _HANDLED - set(_ONLY)
     faults += [f"{key}: unknown field" for key in sorted(unknown)]
-    needed = "vocab_size hidden_size num_hidden_layers intermediate_size num_attention_heads"
-    faults += [f"{key}: missing" for key in needed.split() if not isinstance(raw.get(key), int)]
+    needed = (
+        "vocab_size", "hidden_size", "num_hidden_layers", "intermediate_size",
+        "num_attention_heads",
+    )  # fmt: skip
+    faults += [f"{key}: missing" for key in needed if not isinstance(raw.get(key), int)]
     if faults:
         raise ConfigError("; ".join(faults))
     heads = raw["num_attention_heads"]
@@ -160,9 +165,9 @@ def _rope_from_hf(raw: Mapping[str, Any]) -> Rope:
         raise ConfigError(f"rope_parameters: unknown field {extra[0]!r} for rope_type {kind!r}")
     if rope.get("partial_rotary_factor", 1.0) != 1.0:
         raise ConfigError("partial_rotary_factor: only 1.0 is supported for model_type 'llama'")
-    if missing := sorted(allowed - {"rope_theta", "type", "partial_rotary_factor"} - set(rope)):
-        if kind != "default":
-            raise ConfigError(f"rope_parameters: missing {missing[0]!r} for rope_type {kind!r}")
+    missing = sorted(allowed - {"rope_theta", "type", "partial_rotary_factor"} - set(rope))
+    if missing and kind != "default":
+        raise ConfigError(f"rope_parameters: missing {missing[0]!r} for rope_type {kind!r}")
     return Rope(
         theta=theta,
         kind=kind,

@@ -1,0 +1,108 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Parity with transformers on torch: logits, and every sequence of tokens.jsonl re-scored."""
+
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from bfm import labeling, weights
+from bfm.labeling import TOKENS
+from bfm.model.decoder import decode, dot
+from bfm.settings import Settings
+from tests import models
+from tests.test_labeling import lines, record, write
+
+torch = pytest.importorskip("torch")
+pytestmark = pytest.mark.torch
+
+LOGITS = 1e-4  # relative to the largest logit, fp32
+SPAN = 2e-3  # nats, the sum over a span, fp32
+TOKEN_BF16 = 0.02  # nats a token, on average, bf16 against fp32
+
+
+def theirs(folder, **options):
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(
+        folder, dtype=torch.float32, attn_implementation="eager", **options
+    )
+    return model.eval()
+
+
+def rescore(model, line):
+    with torch.no_grad():
+        logits = model(torch.tensor([line["ids"]])).logits[0].double()
+    logp = torch.log_softmax(logits, -1)
+    spans = [line["q_span"], line["a_span"]]
+    return [sum(logp[i - 1, line["ids"][i]].item() for i in range(*span)) for span in spans]
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [{}, {"tie_word_embeddings": True, "rope_scaling": None}, {"rope_scaling": {
+        "rope_type": "linear", "factor": 2.0}}],
+)  # fmt: skip
+def test_logits(tmp_path, overrides):
+    folder = models.llama_folder(tmp_path, **overrides)
+    model, reference = weights.read(weights.open_source(folder)), theirs(folder)
+    for length in (1, 65, 200):
+        ids = np.random.default_rng(length).integers(0, 384, (1, length))
+        with torch.no_grad():
+            expected = reference(torch.tensor(ids)).logits[0].numpy()
+        ones = jnp.ones(ids.shape, jnp.int32)
+        x, _ = jax.jit(decode)(model, jnp.array(ids), jnp.arange(length)[None], ones)
+        got = np.asarray(dot(x, model.unembed_VD.T))[0]
+        assert np.abs(got - expected).max() <= LOGITS * np.abs(expected).max()
+
+
+@pytest.mark.parametrize("form", ["text", "letter"])
+def test_every_dumped_sequence(tiny_folder, tmp_path, form):
+    data = write(tmp_path / "data.jsonl", [record(i) for i in range(3)])
+    config = {"model": {"path": str(tiny_folder)}, "data": data, "dump_tokens": True}
+    labeling.run(Settings.of(config | {"label": {"answer": form}}), tmp_path / "w")
+    model = theirs(tiny_folder)
+    for line in lines(tmp_path / "w" / TOKENS):
+        np.testing.assert_allclose(
+            rescore(model, line), [line["logp_q"], line["logp_a"]], atol=SPAN, rtol=0
+        )
+
+
+@pytest.fixture(scope="module")
+def real(smollm2_path):
+    return theirs(smollm2_path.parent, gguf_file=smollm2_path.name)
+
+
+@pytest.mark.real
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_the_real_model(smollm2_path, real, tmp_path, dtype):
+    config = {"model": {"path": str(smollm2_path), "dtype": dtype}, "limit": 2}
+    labeling.run(Settings.of(config | {"dump_tokens": True}), tmp_path)
+    errors, tokens = [], 0
+    for line in lines(tmp_path / TOKENS):
+        got = np.array([line["logp_q"], line["logp_a"]])
+        errors.append(np.abs(got - rescore(real, line)))
+        tokens += sum(end - start for start, end in (line["q_span"], line["a_span"]))
+    if dtype == "float32":
+        assert np.max(errors) <= SPAN
+    else:
+        assert np.sum(errors) / tokens <= TOKEN_BF16
+
+
+@pytest.mark.real
+def test_the_real_models_prompt(smollm2, smollm2_path):
+    """The scaffold equals transformers' own rendering of the same message."""
+    from transformers import PreTrainedTokenizerFast
+
+    tokenizer = smollm2.scaffold.tokenizer
+    hf = PreTrainedTokenizerFast(tokenizer_object=models.byte_tokenizer())
+    hf.chat_template = tokenizer.template
+    text = hf.apply_chat_template(
+        [{"role": "user", "content": "Hi"}], add_generation_prompt=True, tokenize=False
+    )
+    frame = smollm2.scaffold
+    ids = (*frame.head, *tokenizer.encode("Hi"), *frame.tail)
+    assert tokenizer.decode(ids) == text
+    assert json.dumps(text)
