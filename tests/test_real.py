@@ -4,36 +4,40 @@
 import json
 import math
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from bfm import labeling
-from bfm.saliency import Job, Scorer, Suffix
+from bfm.likelihood import Spans, span_logprobs
 from bfm.settings import Settings
 
 pytestmark = pytest.mark.real
 
 PARAGRAPH = (
     "The Eiffel Tower is a wrought-iron lattice tower on the Champ de Mars in Paris, France. It is "
-    "named after the engineer Gustave Eiffel, whose company designed and built the tower."
+    "named after the engineer Gustave Eiffel, whose company designed and built the tower from 1887 "
+    "to 1889."
 )
 
 
 def test_parameter_count_and_window(smollm2):
-    import jax
-
     assert sum(leaf.size for leaf in jax.tree.leaves(smollm2.decoder)) == 134_515_008
     assert smollm2.config.window == 8192 and smollm2.config.tied
 
 
-def test_plain_text_is_likely_only_with_unpermuted_rows(smollm2):
-    """Interleaved q and k rows still look sane (about 1.4 nats a token worse)."""
-    ids = tuple(smollm2.scaffold.tokenizer.encode(PARAGRAPH))
-    suffix = Suffix(ids[1:], (0, len(ids) - 1))
-    scorer = Scorer(smollm2.decoder, ids[:1] + ids[:1])
-    # The head is doubled because a scorer needs two tokens; only the second is a context of note.
-    mean = -scorer.score([Job((), (suffix,))])[0][0][0].logp_q / (len(ids) - 1)
-    assert 1.2 < mean < 2.3
+def test_plain_text_has_the_known_likelihood(smollm2):
+    """51 tokens, 93.5 nats: 1.834 a token; with q and k rows left permuted it would be 3.22."""
+    ids = smollm2.scaffold.tokenizer.encode(PARAGRAPH)
+    n = len(ids) - 1
+    spans = Spans(
+        jnp.arange(n)[None], jnp.array([ids[1:]])[..., None], jnp.zeros((1, n), jnp.int32)
+    )
+    tokens, segments = jnp.array([ids]), jnp.ones((1, n + 1), jnp.int32)
+    positions = jnp.arange(n + 1)[None]
+    _, total = jax.jit(span_logprobs)(smollm2.decoder, tokens, positions, segments, spans)
+    assert n == 51 and -float(total[0, 0]) / n == pytest.approx(1.834, abs=0.002)
 
 
 def test_bundled_dialogues_give_finite_labels(smollm2_path, tmp_path):
