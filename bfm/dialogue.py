@@ -86,8 +86,8 @@ class Label:
     a_tokens: int | None
     logp_q: float
     logp_a: float | None
-    sal_q: tuple[float, ...]
-    sal_a: tuple[float, ...] | None
+    sal_q: tuple[float | None, ...]  # None: not on the shortlist
+    sal_a: tuple[float | None, ...] | None
     gate: int | None
     focus: tuple[int, ...] | None
     truncated: tuple[int, ...]

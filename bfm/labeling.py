@@ -12,21 +12,19 @@ import dataclasses
 import hashlib
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
 import jax
-import numpy as np
 
 import bfm
-from bfm import saliency
-from bfm.dialogue import Example, Label, RecordError, parse_example, turns_of
+from bfm.dialogue import Example
 from bfm.jsonl import JsonlSource
-from bfm.lm import LM, ModelFiles, load, open_model
+from bfm.labels import label, render, token_lines
+from bfm.lm import ModelFiles, open_model
 from bfm.progress import Meter
-from bfm.prompts import NEUTRAL, PromptError, Scaffold, check_letters, has_answer, turn_messages
-from bfm.saliency import Job, Scored, Scorer
+from bfm.saliency import Scorer
 from bfm.settings import Settings
 
 DIALOGUES = Path(__file__).parent / "dialogues.jsonl"
@@ -38,139 +36,6 @@ class WorkdirError(ValueError):
     """A workdir that holds something else; one line that says what to do."""
 
 
-@dataclasses.dataclass(frozen=True)
-class Rendered:
-    """One record as ids. Job prefix 0..n_turns-1 are the turns, the last is the neutral turn."""
-
-    id: str
-    n_turns: int
-    job: Job
-    cut: tuple[int, ...]  # tokens that were cut, a turn
-
-
-def score(
-    lm: LM | None,
-    history: Sequence[Mapping[str, str]],
-    query: str,
-    *,
-    answer: str = "",
-    options: Sequence[str] = (),
-    query_time: str = "",
-    settings: Settings | None = None,
-) -> Label:
-    """Score one history: how much does each turn change log p(query) and log p(answer)?
-
-    history: messages `{"role", "content", "name"?, "time"?, "session"?}` in time order. lm None loads
-    the default model. Returns a Label: sal_q and sal_a (nats, one a turn), gate, focus. Raises
-    RecordError (a bad field) or PromptError (it does not fit).
-    """
-    record = {"id": "history", "turns": list(history), "query": query, "options": list(options)}
-    record |= {"answer": answer or None, "query_time": query_time or None}
-    if not options:
-        del record["options"]
-    lm, settings = lm or load(), settings or Settings()
-    rendered = render(parse_example(record), lm.scaffold, lm.config.window, settings)
-    scorer = Scorer(lm.decoder, lm.scaffold.head, batch_size=settings.batch_size)
-    return label(rendered, scorer.score([rendered.job])[0], settings)
-
-
-def render(example: Example, scaffold: Scaffold, window: int, settings: Settings) -> Rendered:
-    """Turn a record into ids. Raises RecordError when it cannot be labelled as the settings ask."""
-    form = settings.label.answer
-    try:
-        if form != "text" and not has_answer(example, form) and example.answer:
-            raise PromptError(
-                f"answer_index: missing, and answer is no option (label.answer={form} needs one)"
-            )
-        if form != "text":
-            check_letters(example)
-        suffixes = scaffold.suffixes(example, form, settings.label.permutations)
-        room = window - len(scaffold.head) - max(len(s.ids) for s in suffixes)
-        if room < 1:
-            raise PromptError(
-                f"query: question, options and answer take {window - room} of {window} tokens; "
-                "they are never cut"
-            )
-        turns = turns_of(example.question.messages, settings.unit)
-        groups = [turn_messages(turns, i, settings.context_turns) for i in range(len(turns))]
-        prefixes, cuts = zip(
-            *(scaffold.prefix(group, room) for group in (*groups, NEUTRAL.messages)), strict=True
-        )
-        if any(cuts) and settings.on_overflow == "refuse":
-            turn = next(i for i, cut in enumerate(cuts) if cut)
-            raise PromptError(
-                f"turns: turn {turn} is {cuts[turn]} tokens too long for the model's window of "
-                f"{window}; on_overflow=truncate cuts its oldest tokens"
-            )
-    except PromptError as error:
-        field, _, reason = str(error).partition(": ")
-        raise RecordError(field, reason) from None
-    return Rendered(example.question.id, len(turns), Job(prefixes, suffixes), cuts[:-1])
-
-
-def label(rendered: Rendered, scored: Sequence[Sequence[Scored]], settings: Settings) -> Label:
-    """Turn the scores of a record's sequences (baseline first) into its label."""
-    suffix = rendered.job.suffixes[0]
-    q_tokens = suffix.q[1] - suffix.q[0]
-    a_tokens = suffix.a[1] - suffix.a[0] if suffix.a else None
-    per_q, per_a = (q_tokens, a_tokens) if settings.label.norm == "token" else (1, 1)
-    logp_q = [orders[0].logp_q for orders in scored]
-    logp_a = [answer_logp(orders) for orders in scored]
-    sal_q = [(value - logp_q[0]) / per_q for value in logp_q[1:]]
-    sal_a = [(value - logp_a[0]) / per_a for value in logp_a[1:]] if suffix.a else None
-    chosen = None
-    if sal_a is not None:
-        chosen = saliency.focus(sal_a[:-1], settings.threshold, settings.max_focus)
-    return Label(
-        id=rendered.id,
-        n_turns=rendered.n_turns,
-        q_tokens=q_tokens,
-        a_tokens=a_tokens,
-        logp_q=logp_q[0],
-        logp_a=logp_a[0],
-        sal_q=tuple(sal_q[:-1]),
-        sal_a=None if sal_a is None else tuple(sal_a[:-1]),
-        gate=None if chosen is None else int(bool(chosen)),
-        focus=None if chosen is None else tuple(chosen),
-        truncated=rendered.cut,
-        tau=settings.threshold,
-        neutral={"sal_q": sal_q[-1], "sal_a": None if sal_a is None else sal_a[-1]},
-    )
-
-
-def answer_logp(orders: Sequence[Scored]) -> float | None:
-    """log p(a), or the log posterior of the right option averaged over the orders shown."""
-    if orders[0].log_choice is None:
-        return orders[0].logp_a
-    return float(np.mean([scored.log_choice for scored in orders], dtype=np.float64))
-
-
-def token_lines(rendered: Rendered, scored: Sequence[Sequence[Scored]], head: Sequence[int]) -> str:
-    """The lines of tokens.jsonl for a record: the baseline (turn -1) and each turn, each order."""
-    lines = []
-    for turn in range(-1, rendered.n_turns):
-        prefix = () if turn < 0 else rendered.job.prefixes[turn]
-        start = len(head) + len(prefix)
-        orders = zip(rendered.job.suffixes, scored[turn + 1], strict=True)
-        for shift, (suffix, result) in enumerate(orders):
-            line = {
-                "id": rendered.id,
-                "turn": turn,
-                "ids": [*head, *prefix, *suffix.ids],
-                "q_span": [start + i for i in suffix.q],
-                "a_span": [start + i for i in suffix.a] if suffix.a else None,
-                "logp_q": result.logp_q,
-                "logp_a": result.logp_a,
-            }
-            if len(rendered.job.suffixes) > 1:
-                line["shift"] = shift
-            lines.append(json.dumps(line, ensure_ascii=False, allow_nan=False) + "\n")
-    return "".join(lines)
-
-
-# --- the job ------------------------------------------------------------------------------------
-
-
 def run(settings: Settings, workdir: Path) -> dict[str, Any]:
     """Label a data set into `workdir` and return the meta data that stands in labels.meta.json.
 
@@ -179,9 +44,12 @@ def run(settings: Settings, workdir: Path) -> dict[str, Any]:
     """
     files = open_model(settings.model.path)
     tokens: list[int] = []
+    evidence: list[tuple[int, int]] = []
 
     def check(example: Example) -> None:
-        tokens.append(render(example, files.scaffold, files.config.window, settings).job.tokens)
+        rendered = render(example, files.scaffold, files.config.window, settings)
+        tokens.append(rendered.job.tokens)
+        evidence.append(rendered.evidence)
 
     path = DIALOGUES if settings.data == "dialogues" else Path(settings.data.removeprefix("jsonl:"))
     source = JsonlSource.open(path, settings.on_bad_record, settings.limit, check)
@@ -195,6 +63,9 @@ def run(settings: Settings, workdir: Path) -> dict[str, Any]:
         "skipped": source.skipped,
         "skipped_messages": list(source.skipped_messages),
     }
+    if settings.shortlist:
+        kept, labelled = map(sum, zip(*evidence[: len(source)], strict=True))
+        meta["shortlist"] = {"evidence_kept": kept, "evidence": labelled}
     if done == len(source):
         return _read_meta(workdir)
     lm = files.load(settings.model.dtype)
@@ -242,7 +113,7 @@ def identity(files: ModelFiles, settings: Settings, data_sha256: str) -> dict[st
     """Return everything that the bytes of the labels depend on."""
     # Paths are named by the hashes of what they hold.
     config = dataclasses.asdict(settings)
-    del config["data"], config["model"]
+    del config["data"], config["model"], config["bench"]
     return {
         **files.identity(settings.model.dtype),
         "data": data_sha256,

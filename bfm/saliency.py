@@ -14,7 +14,7 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -24,6 +24,7 @@ from bfm.batching import Batch, bucket, pad, plan
 from bfm.likelihood import Spans, span_logprobs
 from bfm.model.decoder import Decoder, decode
 from bfm.model.state import State
+from bfm.store import StateStore, state_key
 
 # Compiled programs of this process, by function, shapes and configuration; they hold no weights.
 _PROGRAMS: dict[tuple, Callable] = {}
@@ -121,23 +122,40 @@ class Scorer:
         *,
         batch_size: int = 32,
         token_budget: int = TOKEN_BUDGET,
+        store: StateStore | None = None,
+        identity: str = "",
     ):
+        """Prepare to score with a model inside a scaffold whose first tokens are `head`.
+
+        store: keeps turn states between calls, so that a second question on a history costs only its
+        suffix. identity: names weights, dtype, template, tokenizer and code; needed with a store,
+        because it is part of every key.
+        """
+        if store is not None and not identity:
+            raise ValueError(
+                "identity: needed with a store; a state must never serve another model"
+            )
         if len(head) < 2:
             raise ValueError("head: needs two tokens before the message, the template gives fewer")
         self.model, self.head = model, tuple(head)
         self.batch_size, self.token_budget = batch_size, token_budget
+        self.store, self.identity = store, f"{identity} {self.head}"
         self.timing = Timing()
         ids, lengths = pad([self._checked(self.head)[:-1]], 1, len(head) - 1)
         self._head_state: State = self._call(_prefill, (), ids, lengths, np.int32(0))
 
     def score(
-        self, jobs: Sequence[Job], on_tokens: Callable[[int], None] = lambda n: None
+        self,
+        jobs: Sequence[Job],
+        on_tokens: Callable[[int], None] = lambda n: None,
+        owner: Hashable = None,
     ) -> list[list[list[Scored]]]:
         """Score every suffix of every job after nothing and after each prefix.
 
         Returns result[job][turn][suffix]; turn 0 is the baseline without memory, turn i + 1 is
         `job.prefixes[i]`. Equal prefixes of a job are computed once and share the result.
-        `on_tokens(n)` is told of tokens as they are done. Raises ScoreError on a non-finite value.
+        `on_tokens(n)` is told of tokens as they are done; `owner` (a user) owns the states that a
+        store keeps. Raises ScoreError on a non-finite value.
         """
         rows, places = [], {}
         for j, job in enumerate(jobs):
@@ -147,7 +165,7 @@ class Scorer:
                     rows.append((prefix, job.suffixes))
         done: list[list[Scored]] = [[] for _ in rows]
         started, compile_s = time.perf_counter(), self.timing.compile_s
-        for batch, scored, tokens in self._run(rows):
+        for batch, scored, tokens in self._run(rows, owner):
             for row, result in zip(batch.rows, scored, strict=True):
                 done[row].extend(result)
             on_tokens(tokens)
@@ -158,11 +176,11 @@ class Scorer:
             for j, job in enumerate(jobs)
         ]
 
-    def _run(self, rows) -> Iterator[tuple[Batch, list[list[Scored]], int]]:
+    def _run(self, rows, owner: Hashable) -> Iterator[tuple[Batch, list[list[Scored]], int]]:
         """Plan, dispatch ahead of the device by one batch, and read results in plan order."""
         queue: deque = deque()
         for batch in self._plan(rows):
-            queue.append(self._dispatch(batch, rows))
+            queue.append(self._dispatch(batch, rows, owner))
             if len(queue) > 2:
                 yield self._collect(*queue.popleft())
         while queue:
@@ -186,14 +204,27 @@ class Scorer:
                     batch.width if has_prefix else 0,
                 )
 
-    def _dispatch(self, batch: Batch, rows):
+    def _state(self, blocks, batch: Batch, owner: Hashable) -> State:
+        """Return the state of a batch of turns: from the store, or computed."""
+        ids, lengths = pad(blocks, batch.height, batch.width)
+        base = np.int32(len(self.head) - 1)
+
+        def make() -> State:
+            self.timing.prefix_tokens += int(lengths.sum())
+            return self._call(_prefill, (self._head_state,), ids, lengths, base)
+
+        if self.store is None:
+            return make()
+        return self.store.get(owner, state_key(self.identity, blocks, ids.shape), make)
+
+    def _dispatch(self, batch: Batch, rows, owner: Hashable):
         prefixes = [self._checked(rows[i][0]) for i in batch.rows]
         carried = [(*self.head[-1:], *prefix)[-1] for prefix in prefixes]
         past, base = (self._head_state,), np.full(batch.height, len(self.head) - 1, np.int32)
         if batch.width:
             blocks = [(*self.head[-1:], *prefix[:-1]) for prefix in prefixes]
-            ids, lengths = pad(blocks, batch.height, batch.width)
-            past, base = (*past, self._call(_prefill, past, ids, lengths, base[0])), base + lengths
+            past = (*past, self._state(blocks, batch, owner))
+            base[: len(blocks)] += [len(block) for block in blocks]
         suffixes = [rows[i][1] for i in batch.rows]
         per_row = len(suffixes[0])
         # Coarser than for prefixes: rows are not sorted by suffix, and every pair of widths is a shape.
@@ -206,7 +237,6 @@ class Scorer:
             )
         ]
         n_prefix, n_suffix = sum(map(len, prefixes)), sum(len(s.ids) for g in suffixes for s in g)
-        self.timing.prefix_tokens += n_prefix
         self.timing.suffix_tokens += n_suffix
         self.timing.sequences += sum(map(len, suffixes))
         return batch, parts, n_prefix + n_suffix
@@ -289,6 +319,11 @@ def _scored(suffix: Suffix, logp_nC: np.ndarray) -> Scored:
         log_choice = float(letters[0] - np.logaddexp.reduce(letters))
     a = logp_nC[n_q:, 0] if suffix.a else None
     return Scored(q=logp_nC[:n_q, 0], a=a, log_choice=log_choice)
+
+
+def programs() -> int:
+    """Return how many programs this process has compiled for scoring."""
+    return len(_PROGRAMS)
 
 
 def focus(sal_a: Sequence[float], tau: float, max_focus: int) -> list[int]:

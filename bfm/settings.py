@@ -48,15 +48,37 @@ class LabelSettings:
 
 
 @dataclasses.dataclass(frozen=True)
+class BenchSettings:
+    """What launch/bench.py measures; no label depends on it."""
+
+    history: int = _field(32, "turns of the history that is compared with the peer", low=1)
+    turns: str = _field("50,100,200", "history lengths of the scaling curve, comma text")
+    questions: str = _field("1,4,16", "numbers of questions of the scaling curve, comma text")
+    repeats: int = _field(2, "interleaved repeats; the fastest counts", low=1)
+    peer: str = _field(
+        "auto",
+        "compare with a plain transformers loop where torch is there",
+        among=("auto", "none"),
+    )
+
+
+@dataclasses.dataclass(frozen=True)
 class Settings:
     model: ModelSettings = dataclasses.field(default_factory=ModelSettings)
     label: LabelSettings = dataclasses.field(default_factory=LabelSettings)
+    bench: BenchSettings = dataclasses.field(default_factory=BenchSettings)
     data: str = _field("dialogues", "jsonl:FILE, or 'dialogues' for the set in the package")
     limit: int = _field(0, "use only the first records (0: all)", low=0)
     batch_size: int = _field(32, "most rows in a batch; a token budget caps it too", low=1)
     unit: str = _field("exchange", "what a turn is", among=("exchange", "message"))
     context_turns: int = _field(
         0, "preceding turns rendered together with each turn", low=0, high=1
+    )
+    shortlist: int = _field(
+        0,
+        "score only this many turns of a history, the best by BM25 and the most recent (0: all); the "
+        "others have null saliency",
+        low=0,
     )
     tau: str = _field("1.0", "threshold on Sal_a in nats: turns above it are the focus")
     max_focus: int = _field(5, "most turns in a focus", low=1)
@@ -89,6 +111,8 @@ class Settings:
             finite = False
         if not finite:
             raise SettingsError(f"tau: {made.tau!r} is neither 'auto' nor a finite number")
+        for name in ("turns", "questions"):
+            numbers(getattr(made.bench, name), f"bench.{name}")
         if made.data != "dialogues" and not made.data.removeprefix("jsonl:").strip():
             raise SettingsError("data: names no file; give jsonl:FILE")
         if made.data != "dialogues" and not made.data.startswith("jsonl:"):
@@ -98,6 +122,17 @@ class Settings:
                 "label.permutations: only label.answer=options averages over orders"
             )
         return made
+
+
+def numbers(text: str, label: str) -> list[int]:
+    """Read comma text such as "50,100" as positive integers, ascending."""
+    try:
+        values = sorted({int(part) for part in text.split(",")})
+    except ValueError:
+        values = [0]
+    if values[0] < 1:
+        raise SettingsError(f"{label}: {text!r} is not a list of positive integers such as 50,100")
+    return values
 
 
 def _build(kind: type, config: Mapping[str, Any], where: str) -> Any:

@@ -17,6 +17,10 @@ def main(settings, workdir) -> None:
     tokens = timing["prefix_tokens"] + timing["suffix_tokens"]
     rate = tokens / timing["score_s"] if timing["score_s"] else 0
     skipped = f", {meta['skipped']} bad records skipped" if meta["skipped"] else ""
+    if "shortlist" in meta:
+        kept, labelled = meta["shortlist"]["evidence_kept"], meta["shortlist"]["evidence"]
+        share = f"{kept} of {labelled} ({kept / labelled:.0%})" if labelled else "none labelled"
+        print(f"shortlist of {settings.shortlist} turns: evidence turns kept: {share}")
     print(
         f"{workdir / labeling.LABELS}: {meta['records']} records{skipped}; "
         f"{tokens:,} tokens in {timing['score_s']:.1f} s ({rate:,.0f} tokens/s), "

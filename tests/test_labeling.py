@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import bfm
-from bfm import labeling, saliency
+from bfm import labeling, labels, saliency
 from bfm.dialogue import RecordError, parse_example
 from bfm.jsonl import DataError
 from bfm.labeling import LABELS, META, TOKENS, WorkdirError
@@ -234,4 +234,4 @@ def test_the_library_call_equals_the_job(make, tiny, tmp_path):
 def test_letters_need_an_index():
     example = parse_example({**record(0), "answer_index": None, "answer": "milk"})
     with pytest.raises(RecordError, match="answer_index: missing"):
-        labeling.render(example, None, 100, Settings.of({"label": {"answer": "letter"}}))
+        labels.render(example, None, 100, Settings.of({"label": {"answer": "letter"}}))

@@ -1,0 +1,93 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Turn states kept between questions, under a budget of bytes on the device and on the host.
+
+A state that fits neither budget is not kept; whoever asks for it computes it again. Every way gives the
+same bits, since the same rows go through the same program at the same shape.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Sequence
+
+import jax
+import numpy as np
+
+from bfm.model.state import State, size, to_host
+
+
+@dataclasses.dataclass
+class Counts:
+    """What happened to requests: answered on the device, brought back from the host, computed."""
+
+    device: int = 0
+    host: int = 0
+    computed: int = 0
+    evicted: int = 0
+
+
+class StateStore:
+    """States by key, least recently used history first out; within a history nothing is evicted.
+
+    A history is read front to back by every question, so evicting its own states to keep its own
+    states would keep none; what does not fit is spilled to host memory, then not kept at all.
+    """
+
+    def __init__(self, device_bytes: int, host_bytes: int = 0):
+        if device_bytes < 0 or host_bytes < 0:
+            raise ValueError("a budget of bytes must not be negative")
+        self.budget = {"device": device_bytes, "host": host_bytes}
+        self.used = {"device": 0, "host": 0}
+        self.counts = Counts()
+        # owner -> key -> (where, bytes, state)
+        self._held: OrderedDict[Hashable, dict[bytes, tuple[str, int, State]]] = OrderedDict()
+
+    def get(self, owner: Hashable, key: bytes, make: Callable[[], State]) -> State:
+        """Return the state of `key`, from memory or made now (and kept where it fits)."""
+        held = self._held.setdefault(owner, {})
+        self._held.move_to_end(owner)
+        if key in held:
+            where, _, state = held[key]
+            setattr(self.counts, where, getattr(self.counts, where) + 1)
+            return state if where == "device" else jax.device_put(state)
+        state = make()
+        self.counts.computed += 1
+        if where := self._room(owner, size(state)):
+            held[key] = where, size(state), state if where == "device" else to_host(state)
+            self.used[where] += size(state)
+        return state
+
+    def drop(self, owner: Hashable) -> None:
+        """Forget every state of an owner."""
+        for where, bytes_, _ in self._held.pop(owner, {}).values():
+            self.used[where] -= bytes_
+
+    def _room(self, owner: Hashable, needed: int) -> str | None:
+        """Say where `needed` bytes fit, after dropping other owners if that makes them fit."""
+        for where, budget in self.budget.items():
+            others = [o for o in self._held if o != owner and self._bytes(o, where)]
+            free = budget - self.used[where]
+            if free + sum(self._bytes(o, where) for o in others) < needed:
+                continue
+            for other in others:
+                if self.used[where] + needed <= budget:
+                    break
+                self.drop(other)
+                self.counts.evicted += 1
+            return where
+        return None
+
+    def _bytes(self, owner: Hashable, where: str) -> int:
+        return sum(n for at, n, _ in self._held[owner].values() if at == where)
+
+
+def state_key(identity: str, blocks: Sequence[Sequence[int]], shape: tuple[int, int]) -> bytes:
+    """Name a batch of states by everything that moves it: model identity, ids of each row, shape."""
+    digest = hashlib.blake2b(identity.encode(), digest_size=32)
+    digest.update(np.asarray(shape, np.int64).tobytes())
+    for block in blocks:
+        digest.update(len(block).to_bytes(8, "little"))
+        digest.update(np.asarray(block, np.int32).tobytes())
+    return digest.digest()

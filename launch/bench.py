@@ -1,0 +1,289 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Measure likelihood scoring on this machine: rates, reuse of turn states, scaling, share of the peak.
+
+Everything is measured in one run on the same ids, ours and the peer's (a plain transformers loop, where
+torch is installed) in turn; ratios are side by side. Histories are cut from the bundled dialogues to
+the lengths of real ones: turns of 107 tokens, questions of 17, options of 20, answers of 3 on average.
+Writes bench.json (a list of {name, value, unit, peer, ratio}) with the raw seconds, and scaling.png.
+"""
+
+import json
+import resource
+import sys
+import time
+
+import _door
+import numpy as np
+
+SEED = 0
+
+
+def main(settings, workdir) -> None:
+    import jax
+
+    from bfm import lm as lms
+    from bfm.saliency import Job, Scorer
+    from bfm.settings import numbers
+    from bfm.store import StateStore
+
+    jax.config.update("jax_enable_compilation_cache", False)  # compile times are a figure here
+    files = lms.open_model(settings.model.path)
+    lm = files.load(settings.model.dtype)
+    identity = json.dumps(files.identity(settings.model.dtype))
+    workdir.mkdir(parents=True, exist_ok=True)
+    draw = Draw(lm.scaffold, SEED)
+    prefixes = tuple(draw.prefix() for _ in range(settings.bench.history))
+    questions = [draw.suffix() for _ in range(20)]
+
+    def scorer(device_bytes: int = 8 << 30) -> Scorer:
+        return Scorer(
+            lm.decoder, lm.scaffold.head, batch_size=settings.batch_size,
+            store=StateStore(device_bytes), identity=identity,
+        )  # fmt: skip
+
+    def ours() -> dict[str, float]:
+        keeps = scorer()
+        first = seconds(lambda: keeps.score([Job(prefixes, (questions[0],))]))
+        second = seconds(lambda: keeps.score([Job(prefixes, (questions[1],))]))
+        fresh = scorer()
+        twenty = seconds(lambda: fresh.score([Job(prefixes, tuple(questions))]))
+        return {"first": first, "second": second, "twenty": twenty}
+
+    say("compiling")
+    warm = seconds(ours)
+    peer = load_peer(files.path, settings) if settings.bench.peer == "auto" else None
+    runs, peers, peaks = [], [], []
+    for k in range(settings.bench.repeats):
+        say(f"side by side, {k + 1} of {settings.bench.repeats}")
+        peaks.append(matmul_peak(lm.decoder, 4096))
+        runs.append(ours())
+        if peer:
+            rows = sequences(lm.scaffold.head, prefixes, questions[0])
+            peers.append(seconds(lambda rows=rows: peer_loop(peer, rows)))
+    best = {name: min(run[name] for run in runs) for name in runs[0]}
+    theirs = min(peers) if peers else None
+    job = Job(prefixes, (questions[0],))
+    useful = useful_flops(lm.decoder, job)
+    peak = max(peaks)
+    figures = [
+        figure("both saliencies of a history, first question", best["first"], "s", theirs),
+        figure("a second question on it", best["second"], "s", theirs),
+        figure(
+            "twenty questions on it", best["twenty"], "s", 20 * theirs if theirs else None
+        ),  # the peer reads everything again for each question: 20 times its one measured question
+        figure("second question / first", best["second"] / best["first"], "share"),
+        figure("tokens scored", job.tokens / best["first"], "tokens/s"),
+        figure("matmul rate of scoring, real tokens", useful / best["first"] / 1e9, "GFLOP/s"),
+        figure("peak of the model's own matmuls", peak / 1e9, "GFLOP/s"),
+        figure("share of that peak", useful / best["first"] / peak, "share"),
+        figure("first runs with compiling", warm, "s"),
+    ]
+
+    curves: dict[str, list[tuple[int, float]]] = {"turns": [], "questions": []}
+    for n in numbers(settings.bench.turns, "bench.turns"):
+        say(f"{n} turns")
+        history = tuple(draw.prefix() for _ in range(n))
+        once = scorer(0)
+        compiled = once.timing.compile_s
+        took = seconds(lambda h=history, s=once: s.score([Job(h, (questions[0],))]))
+        curves["turns"].append((n, took - (once.timing.compile_s - compiled)))
+        figures.append(figure(f"{n} turns", curves["turns"][-1][1], "s"))
+        figures.append(figure(f"{n} turns, host memory at most", memory_gib(), "GiB"))
+    for n in numbers(settings.bench.questions, "bench.questions"):
+        say(f"{n} questions")
+        keeps = scorer()
+        some = tuple(draw.suffix() for _ in range(n))
+        compiled = keeps.timing.compile_s
+        took = seconds(lambda s=keeps, q=some: s.score([Job(prefixes, q)]))
+        curves["questions"].append((n, took - (keeps.timing.compile_s - compiled)))
+        figures.append(figure(f"{n} questions", curves["questions"][-1][1], "s"))
+    from bfm.saliency import programs
+
+    figures.append(figure("programs compiled", programs(), "count"))
+    from bfm.labeling import write_json
+
+    write_json(workdir / "bench.json", figures)
+    write_json(workdir / "bench.raw.json", {"ours": runs, "peer": peers, "peak_flops": peaks})
+    plot(curves, workdir / "scaling.png")
+    table(figures, settings)
+
+
+class Draw:
+    """Cuts turns and questions of given lengths from the text of the bundled dialogues."""
+
+    def __init__(self, scaffold, seed: int):
+        from bfm.jsonl import JsonlSource
+        from bfm.labeling import DIALOGUES
+        from bfm.prompts import MEMORY
+
+        self.scaffold, self.rng = scaffold, np.random.default_rng(seed)
+        self.encode = scaffold.tokenizer.encode
+        texts = (m.content for e in JsonlSource.open(DIALOGUES) for m in e.question.messages)
+        self.text = self.encode("\n".join(texts))
+        self.memory = self.encode(MEMORY)
+
+    def cut(self, mean: int, spread: float = 0.4) -> list[int]:
+        """Cut a run of lognormal length with the given mean (tokens)."""
+        n = max(1, round(mean * self.rng.lognormal(-(spread**2) / 2, spread)))
+        start = self.rng.integers(len(self.text) - n)
+        return self.text[start : start + n]
+
+    def prefix(self) -> tuple[int, ...]:
+        return (*self.memory, *self.cut(107 - len(self.memory)))
+
+    def suffix(self):
+        from bfm.saliency import Suffix
+
+        lead, q, options = self.encode("Question:\n"), self.cut(17), self.cut(20)
+        body = [*lead, *q, *self.encode("\nOptions:"), *options, *self.scaffold.tail]
+        answer = [*self.cut(2), self.scaffold.end]
+        return Suffix(
+            (*body, *answer), (len(lead), len(lead) + len(q)), (len(body), len(body) + len(answer))
+        )
+
+
+def seconds(run) -> float:
+    """Time one call, wall clock."""
+    started = time.perf_counter()
+    run()
+    return time.perf_counter() - started
+
+
+def say(text: str) -> None:
+    print(f"bench: {text} ...", file=sys.stderr, flush=True)
+
+
+def figure(name: str, value: float, unit: str, peer: float | None = None) -> dict:
+    """One line of bench.json; ratio says how many times faster than the peer (seconds only)."""
+    ratio = peer / value if peer else None
+    return {"name": name, "value": value, "unit": unit, "peer": peer, "ratio": ratio}
+
+
+def memory_gib() -> float:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+
+
+def useful_flops(decoder, job) -> float:
+    """Matmul FLOPs that the real tokens of a job need: layers for each, the head where scored.
+
+    Attention and padding are left out, so the share of the peak is a lower bound.
+    """
+    import jax
+
+    layers = sum(x.size for x in jax.tree.leaves(decoder.layers))
+    scored = sum(s.q[1] - s.q[0] + s.a[1] - s.a[0] for s in job.suffixes)
+    rows = len(set(job.prefixes)) + 1
+    return 2 * layers * job.tokens + 2 * decoder.unembed_VD.size * scored * rows
+
+
+def matmul_peak(decoder, tokens: int) -> float:
+    """FLOP/s of the model's own layer matmuls, one after the other, on `tokens` rows."""
+    import jax
+    import jax.numpy as jnp
+
+    from bfm.model.decoder import dot
+
+    block = jax.tree.map(lambda x: x[0], decoder.layers)
+    kernels = [x.reshape(-1, x.shape[-1]) if x.shape[0] != decoder.config.d_model
+               else x.reshape(x.shape[0], -1)
+               for x in jax.tree.leaves(block) if x.ndim > 1]  # fmt: skip
+    flops = total = 0.0
+    for kernel in kernels:
+        x = jnp.ones((tokens, kernel.shape[0]), kernel.dtype)
+        run = jax.jit(dot)
+        run(x, kernel).block_until_ready()
+        total += min(seconds(lambda: run(x, kernel).block_until_ready()) for _ in range(5))  # noqa: B023
+        flops += 2 * tokens * kernel.size
+    return flops / total
+
+
+# --- the peer: a plain transformers loop on the same ids -----------------------------------------
+
+
+def load_peer(path, settings):
+    """Load the same model into transformers; None where torch is not installed."""
+    try:
+        import torch
+        from transformers import AutoModelForCausalLM
+    except ImportError:
+        say("no torch here, so no peer")
+        return None
+    say("loading the peer")
+    dtype = getattr(torch, settings.model.dtype)
+    if path.suffix == ".gguf":
+        model = AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=dtype)
+    else:
+        model = AutoModelForCausalLM.from_pretrained(path, dtype=dtype)
+    return model.eval()
+
+
+def sequences(head, prefixes, suffix) -> list[tuple[list[int], tuple[int, int]]]:
+    """(ids, span) of what a plain loop scores: c+q, q, c+q+a, q+a."""
+    rows = []
+    for prefix in (*prefixes, ()):
+        ids, start = [*head, *prefix, *suffix.ids], len(head) + len(prefix)
+        rows.append((ids[: start + suffix.q[1]], (start + suffix.q[0], start + suffix.q[1])))
+        rows.append((ids, (start + suffix.a[0], start + suffix.a[1])))
+    return sorted(rows, key=lambda row: len(row[0]))
+
+
+def peer_loop(model, rows, batch: int = 16) -> list[float]:
+    """Score rows in padded batches of 16, logits in full, as a plain loop does."""
+    import torch
+
+    sums = []
+    for at in range(0, len(rows), batch):
+        part = rows[at : at + batch]
+        width = max(len(ids) for ids, _ in part)
+        tokens = torch.zeros((len(part), width), dtype=torch.long)
+        mask = torch.zeros_like(tokens)
+        for i, (ids, _) in enumerate(part):
+            tokens[i, : len(ids)] = torch.tensor(ids)
+            mask[i, : len(ids)] = 1
+        with torch.no_grad():
+            logits = model(tokens, attention_mask=mask).logits
+        for i, (ids, (start, end)) in enumerate(part):
+            logp = torch.log_softmax(logits[i, start - 1 : end - 1].float(), -1)
+            sums.append(float(logp[range(end - start), ids[start:end]].sum()))
+    return sums
+
+
+# --- output --------------------------------------------------------------------------------------
+
+
+def plot(curves, path) -> None:
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    fig, axes = pyplot.subplots(1, 2, figsize=(10, 4), layout="constrained")
+    for axis, (name, points) in zip(axes, curves.items(), strict=True):
+        x, y = zip(*points, strict=True)
+        axis.loglog(x, y, "o-", color="#0b6e4f", label="measured")
+        axis.loglog(x, [y[-1] * n / x[-1] for n in x], "--", color="0.6", label="proportional")
+        axis.set(xlabel=name, ylabel="seconds", title=f"time against {name}")
+        axis.grid(True, which="both", alpha=0.2)
+        axis.legend(frameon=False)
+    fig.savefig(path, dpi=150)
+
+
+def table(figures, settings) -> None:
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+
+    title = f"{settings.model.path} {settings.model.dtype}, {settings.bench.history} turns"
+    made = Table(box=box.SIMPLE_HEAD, title=title, title_justify="left")
+    made.add_column("what")
+    for name in ("value", "unit", "peer", "times as fast"):
+        made.add_column(name, justify="left" if name == "unit" else "right")
+    for f in figures:
+        peer = f"{f['peer']:,.2f}" if f["peer"] else ""
+        ratio = f"{f['ratio']:.1f}" if f["ratio"] else ""
+        made.add_row(f["name"], f"{f['value']:,.2f}", f["unit"], peer, ratio)
+    Console().print(made)
+
+
+if __name__ == "__main__":
+    _door.config_main(main, __doc__)
