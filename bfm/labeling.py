@@ -9,20 +9,19 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import hashlib
 import json
 import os
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TextIO
 
 import jax
 
-import bfm
 from bfm.dialogue import Example
 from bfm.jsonl import JsonlSource
-from bfm.labels import label, render, token_lines
-from bfm.lm import ModelFiles, open_model
+from bfm.labels import Rendered, label, render, token_lines
+from bfm.lm import ModelFiles, code_hash, open_model
 from bfm.progress import Meter
 from bfm.saliency import Scorer
 from bfm.settings import Settings
@@ -85,16 +84,29 @@ def run(settings: Settings, workdir: Path) -> dict[str, Any]:
         if settings.dump_tokens:
             dump = stack.enter_context(open(workdir / TOKENS, "a", encoding="utf-8", newline="\n"))
         meter.skip(sum(sizes[:done]))
-        for start, end in zip(groups, [*groups[1:], len(source)], strict=True):
-            if start < done:
-                continue
-            rendered = [
-                render(source[i], lm.scaffold, lm.config.window, settings)
-                for i in range(start, end)
-            ]
-            results = scorer.score([r.job for r in rendered], meter.add)
+        spans = list(zip(groups, [*groups[1:], len(source)], strict=True))
+        spans = [span for span in spans if span[0] >= done]
+
+        def read(start: int, end: int) -> list[Rendered]:
+            window = lm.config.window
+            return [render(source[i], lm.scaffold, window, settings) for i in range(start, end)]
+
+        def write(rendered: list[Rendered], results: list) -> None:
             _append(labels, dump, rendered, results, lm.scaffold.head, settings)
             write_meta()
+
+        # One helper thread reads the next group and writes the last one while the device computes.
+        helper = stack.enter_context(ThreadPoolExecutor(1))
+        ahead, written = helper.submit(read, *spans[0]), None
+        for k in range(len(spans)):
+            rendered = ahead.result()
+            if k + 1 < len(spans):
+                ahead = helper.submit(read, *spans[k + 1])
+            results = scorer.score([r.job for r in rendered], meter.add)
+            if written:
+                written.result()
+            written = helper.submit(write, rendered, results)
+        written.result()
     return json.loads((workdir / META).read_text("utf-8"))
 
 
@@ -222,13 +234,3 @@ def _read_meta(workdir: Path) -> dict[str, Any]:
         return json.loads((workdir / META).read_text("utf-8"))
     except (OSError, ValueError):
         raise WorkdirError(f"--workdir: {workdir / META} cannot be read; choose another") from None
-
-
-def code_hash() -> str:
-    """Return the sha256 over the sources of the package: names and bytes."""
-    root = Path(bfm.__file__).parent
-    digest = hashlib.sha256()
-    for path in sorted(root.rglob("*.py")):
-        digest.update(path.relative_to(root).as_posix().encode() + b"\0")
-        digest.update(hashlib.sha256(path.read_bytes()).digest())
-    return digest.hexdigest()

@@ -11,7 +11,8 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
-from bfm.model.decoder import Decoder, decode, dot
+from bfm.model.decoder import Decoder, decode
+from bfm.model.matmul import dot
 from bfm.model.state import State
 
 # Positions whose logits exist at once: 128 x 49,152 fp32 logits are 24 MiB.

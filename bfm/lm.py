@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import json
 import os
 import re
 import subprocess
@@ -55,15 +56,20 @@ class ModelFiles:
 
     def load(self, dtype: str = "float32") -> LM:
         """Read the weights in the given dtype."""
-        return LM(weights.read(self.source, dtype), self.scaffold)
+        identity = json.dumps({**self.identity(dtype), "code": code_hash()}, sort_keys=True)
+        return LM(weights.read(self.source, dtype), self.scaffold, identity)
 
 
 @dataclasses.dataclass(frozen=True)
 class LM:
-    """A decoder and the scaffold (with its tokenizer) that it is used through."""
+    """A decoder, the scaffold (with its tokenizer) that it is used through, and what identifies both.
+
+    identity: hashes of weights, tokenizer, template and code, and the dtype: all that moves a score.
+    """
 
     decoder: Decoder
     scaffold: Scaffold
+    identity: str
 
     @property
     def config(self) -> ModelConfig:
@@ -154,6 +160,16 @@ def default_model() -> Path:
 def cache_dir() -> Path:
     """Return the project's folder in the user's cache."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "bfm"
+
+
+def code_hash() -> str:
+    """Return the sha256 over the sources of the package: names and bytes."""
+    root = Path(__file__).parent
+    digest = hashlib.sha256()
+    for path in sorted(root.rglob("*.py")):
+        digest.update(path.relative_to(root).as_posix().encode() + b"\0")
+        digest.update(hashlib.sha256(path.read_bytes()).digest())
+    return digest.hexdigest()
 
 
 def _verify(path: Path, expected: str) -> None:

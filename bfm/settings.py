@@ -51,10 +51,10 @@ class LabelSettings:
 class BenchSettings:
     """What launch/bench.py measures; no label depends on it."""
 
-    history: int = _field(32, "turns of the history that is compared with the peer", low=1)
-    turns: str = _field("50,100,200", "history lengths of the scaling curve, comma text")
-    questions: str = _field("1,4,16", "numbers of questions of the scaling curve, comma text")
-    repeats: int = _field(2, "interleaved repeats; the fastest counts", low=1)
+    history: int = _field(8, "turns of the history that is compared with the peer", low=1)
+    turns: str = _field("10,20,40", "history lengths of the scaling curve, comma text")
+    questions: str = _field("1,2,4,8", "numbers of questions of the scaling curve, comma text")
+    repeats: int = _field(1, "interleaved repeats; the fastest counts", low=1)
     peer: str = _field(
         "auto",
         "compare with a plain transformers loop where torch is there",

@@ -7,7 +7,6 @@ the lengths of real ones: turns of 107 tokens, questions of 17, options of 20, a
 Writes bench.json (a list of {name, value, unit, peer, ratio}) with the raw seconds, and scaling.png.
 """
 
-import json
 import resource
 import sys
 import time
@@ -22,14 +21,14 @@ def main(settings, workdir) -> None:
     import jax
 
     from bfm import lm as lms
-    from bfm.saliency import Job, Scorer
+    from bfm.labeling import write_json
+    from bfm.saliency import Job, Scorer, programs
     from bfm.settings import numbers
     from bfm.store import StateStore
 
-    jax.config.update("jax_enable_compilation_cache", False)  # compile times are a figure here
+    jax.config.update("jax_enable_compilation_cache", False)  # compiling is a figure
     files = lms.open_model(settings.model.path)
     lm = files.load(settings.model.dtype)
-    identity = json.dumps(files.identity(settings.model.dtype))
     workdir.mkdir(parents=True, exist_ok=True)
     draw = Draw(lm.scaffold, SEED)
     prefixes = tuple(draw.prefix() for _ in range(settings.bench.history))
@@ -38,19 +37,20 @@ def main(settings, workdir) -> None:
     def scorer(device_bytes: int = 8 << 30) -> Scorer:
         return Scorer(
             lm.decoder, lm.scaffold.head, batch_size=settings.batch_size,
-            store=StateStore(device_bytes), identity=identity,
+            store=StateStore(device_bytes), identity=lm.identity,
         )  # fmt: skip
 
     def ours() -> dict[str, float]:
         keeps = scorer()
-        first = seconds(lambda: keeps.score([Job(prefixes, (questions[0],))]))
-        second = seconds(lambda: keeps.score([Job(prefixes, (questions[1],))]))
-        fresh = scorer()
-        twenty = seconds(lambda: fresh.score([Job(prefixes, tuple(questions))]))
-        return {"first": first, "second": second, "twenty": twenty}
+        first = scoring(keeps, prefixes, questions[:1])
+        second = scoring(keeps, prefixes, questions[1:2])
+        return {
+            "first": first,
+            "second": second,
+            "twenty": scoring(scorer(), prefixes, questions),
+            "compile": keeps.timing.compile_s,
+        }
 
-    say("compiling")
-    warm = seconds(ours)
     peer = load_peer(files.path, settings) if settings.bench.peer == "auto" else None
     runs, peers, peaks = [], [], []
     for k in range(settings.bench.repeats):
@@ -76,32 +76,22 @@ def main(settings, workdir) -> None:
         figure("matmul rate of scoring, real tokens", useful / best["first"] / 1e9, "GFLOP/s"),
         figure("peak of the model's own matmuls", peak / 1e9, "GFLOP/s"),
         figure("share of that peak", useful / best["first"] / peak, "share"),
-        figure("first runs with compiling", warm, "s"),
+        figure("compiling for the first two questions", runs[0]["compile"], "s"),
     ]
 
     curves: dict[str, list[tuple[int, float]]] = {"turns": [], "questions": []}
     for n in numbers(settings.bench.turns, "bench.turns"):
         say(f"{n} turns")
         history = tuple(draw.prefix() for _ in range(n))
-        once = scorer(0)
-        compiled = once.timing.compile_s
-        took = seconds(lambda h=history, s=once: s.score([Job(h, (questions[0],))]))
-        curves["turns"].append((n, took - (once.timing.compile_s - compiled)))
+        curves["turns"].append((n, scoring(scorer(0), history, questions[:1])))
         figures.append(figure(f"{n} turns", curves["turns"][-1][1], "s"))
         figures.append(figure(f"{n} turns, host memory at most", memory_gib(), "GiB"))
     for n in numbers(settings.bench.questions, "bench.questions"):
         say(f"{n} questions")
-        keeps = scorer()
-        some = tuple(draw.suffix() for _ in range(n))
-        compiled = keeps.timing.compile_s
-        took = seconds(lambda s=keeps, q=some: s.score([Job(prefixes, q)]))
-        curves["questions"].append((n, took - (keeps.timing.compile_s - compiled)))
+        some = [draw.suffix() for _ in range(n)]
+        curves["questions"].append((n, scoring(scorer(), prefixes, some)))
         figures.append(figure(f"{n} questions", curves["questions"][-1][1], "s"))
-    from bfm.saliency import programs
-
     figures.append(figure("programs compiled", programs(), "count"))
-    from bfm.labeling import write_json
-
     write_json(workdir / "bench.json", figures)
     write_json(workdir / "bench.raw.json", {"ours": runs, "peer": peers, "peak_flops": peaks})
     plot(curves, workdir / "scaling.png")
@@ -149,6 +139,15 @@ def seconds(run) -> float:
     return time.perf_counter() - started
 
 
+def scoring(scorer, prefixes, questions) -> float:
+    """Seconds to score every question after every turn, compilation left out."""
+    from bfm.saliency import Job
+
+    before = scorer.timing.score_s
+    scorer.score([Job(tuple(prefixes), tuple(questions))])
+    return scorer.timing.score_s - before
+
+
 def say(text: str) -> None:
     print(f"bench: {text} ...", file=sys.stderr, flush=True)
 
@@ -181,7 +180,7 @@ def matmul_peak(decoder, tokens: int) -> float:
     import jax
     import jax.numpy as jnp
 
-    from bfm.model.decoder import dot
+    from bfm.model.matmul import dot
 
     block = jax.tree.map(lambda x: x[0], decoder.layers)
     kernels = [x.reshape(-1, x.shape[-1]) if x.shape[0] != decoder.config.d_model

@@ -12,7 +12,8 @@ import pytest
 
 from bfm import weights
 from bfm.model.config import ConfigError, ModelConfig, Rope, from_hf, inverse_frequencies
-from bfm.model.decoder import decode, dot
+from bfm.model.decoder import decode
+from bfm.model.matmul import dot
 from tests import models, reference
 
 # fp32 against float64, relative to the largest logit (three layers of widths below 100).

@@ -10,7 +10,8 @@ import pytest
 
 from bfm import labeling, weights
 from bfm.labeling import TOKENS
-from bfm.model.decoder import decode, dot
+from bfm.model.decoder import decode
+from bfm.model.matmul import dot
 from bfm.settings import Settings
 from tests import models
 from tests.test_labeling import lines, record, write

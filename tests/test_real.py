@@ -3,6 +3,8 @@
 
 import json
 import math
+import re
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -10,6 +12,7 @@ import numpy as np
 import pytest
 
 from bfm import labeling
+from bfm.dialogue import parse_example, turns_of
 from bfm.likelihood import Spans, span_logprobs
 from bfm.settings import Settings
 
@@ -20,6 +23,13 @@ PARAGRAPH = (
     "named after the engineer Gustave Eiffel, whose company designed and built the tower from 1887 "
     "to 1889."
 )
+
+
+RECORD = {
+    "id": "x",
+    "turns": [{"role": "user", "content": "I like tea."}, {"role": "user", "content": "Or rum."}],
+    "query": "What do I like?",
+}
 
 
 def test_parameter_count_and_window(smollm2):
@@ -47,3 +57,19 @@ def test_bundled_dialogues_give_finite_labels(smollm2_path, tmp_path):
         label = json.loads(line)
         values = [*label["sal_q"], *label["sal_a"], label["logp_q"], label["logp_a"]]
         assert all(map(math.isfinite, values)) and np.std(label["sal_q"]) > 0
+
+
+def test_the_readmes_library_example_runs(smollm2_path, monkeypatch, capsys):
+    monkeypatch.setenv("BFM_MODEL", str(smollm2_path))
+    readme = (Path(__file__).parents[1] / "README.md").read_text()
+    code = re.findall(r"```python\n(.*?)```", readme, re.S)
+    space = {}
+    exec(code[0], space)
+    assert len(space["label"].sal_q) == 2 and "," in capsys.readouterr().out
+    space |= {
+        "turns": turns_of(parse_example(RECORD).question.messages),
+        "questions": [parse_example(RECORD).question] * 2,
+    }
+    exec(code[1], space)
+    assert len(space["sal_q"]) == 2
+    assert space["scorer"].store.counts.device > 0

@@ -10,6 +10,8 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
+from bfm.model.matmul import batched
+
 # Finite, so that a row with no key (padding) stays finite: exp(-1e30 + 1e30) = 1, never nan.
 MASKED = -1e30
 # Longest run of queries whose scores exist at once; more are mapped over in chunks.
@@ -66,12 +68,11 @@ def _part(q_BKGTh, k_BKSh, v_BKSh, allow):
     """
     B, K, G, T, h = q_BKGTh.shape
     q_BKNh = q_BKGTh.reshape(B, K, G * T, h)
-    s_BKNS = jnp.einsum("bknh,bksh->bkns", q_BKNh, k_BKSh, preferred_element_type=jnp.float32)
+    s_BKNS = batched("bknh,bksh->bkns", q_BKNh, k_BKSh)
     s_BKGTS = jnp.where(allow, s_BKNS.reshape(B, K, G, T, -1), MASKED)
     m_BKGT = s_BKGTS.max(-1)
     p_BKGTS = jnp.exp(s_BKGTS - m_BKGT[..., None])
-    p_BKNS = p_BKGTS.astype(v_BKSh.dtype).reshape(s_BKNS.shape)
-    o_BKNh = jnp.einsum("bkns,bksh->bknh", p_BKNS, v_BKSh, preferred_element_type=jnp.float32)
+    o_BKNh = batched("bkns,bksh->bknh", p_BKGTS.reshape(s_BKNS.shape), v_BKSh)
     return o_BKNh.reshape(q_BKGTh.shape), m_BKGT, p_BKGTS.sum(-1)
 
 

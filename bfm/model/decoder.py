@@ -14,6 +14,7 @@ from flax import nnx
 
 from bfm.model.attention import attend
 from bfm.model.config import ModelConfig, inverse_frequencies
+from bfm.model.matmul import dot
 from bfm.model.state import State
 
 
@@ -97,14 +98,6 @@ def decode(
     x_BTD, (k_LBKTh, v_LBKTh) = jax.lax.scan(layer, x_BTD, (model.layers, kv))
     x_BTD = rms_norm(x_BTD, model.norm_D[...], c.eps)
     return x_BTD, State(k_LBKTh, v_LBKTh, segments_BT > 0)
-
-
-def dot(x: jax.Array, w: jax.Array, n: int = 1) -> jax.Array:
-    """Contract the last `n` axes of x with the first `n` of w: w's dtype in, fp32 out."""
-    axes = tuple(range(x.ndim - n, x.ndim)), tuple(range(n))
-    return jax.lax.dot_general(
-        x.astype(w.dtype), w, (axes, ((), ())), preferred_element_type=jnp.float32
-    )
 
 
 def rms_norm(x_BTD: jax.Array, scale_D: jax.Array, eps: float) -> jax.Array:
