@@ -9,6 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 SMALLEST_BUCKET = 16
+FILL_TOKENS = 512  # a batch of fewer tokens multiplies matrices below the full rate
 
 
 class Batch(NamedTuple):
@@ -33,20 +34,28 @@ def bucket(length: int, parts: int = 4) -> int:
 def plan(lengths: Sequence[int], batch_size: int, token_budget: int) -> list[Batch]:
     """Group rows of like length, longest first.
 
-    A batch holds at most `batch_size` rows and at most `token_budget` padded tokens (a single longer
-    row stands alone). Its height is the smallest power of two that holds its rows, at most the
-    batch's limit, so that few shapes exist. The plan depends on the arguments only.
+    A batch holds the rows of one bucket, and shorter ones only to reach FILL_TOKENS or its height. It
+    has at most `batch_size` rows and at most `token_budget` padded tokens (a single longer row stands
+    alone); heights are 1, 2, 3, 4, 6, 8, 12, .. so that few shapes exist. The plan depends on the
+    arguments only.
     """
     order = sorted(range(len(lengths)), key=lambda i: (-lengths[i], i))
     batches, start = [], 0
     while start < len(order):
         width = bucket(lengths[order[start]])
         limit = max(1, min(batch_size, token_budget // width))
-        rows = tuple(order[start : start + limit])
-        height = min(limit, 1 << (len(rows) - 1).bit_length())
+        same = sum(bucket(lengths[i]) == width for i in order[start : start + limit])
+        wanted = min(limit, max(same, -(-FILL_TOKENS // width)), len(order) - start)
+        height = min(limit, _height(wanted))
+        rows = tuple(order[start : start + height])
         batches.append(Batch(rows, height, width))
         start += len(rows)
     return batches
+
+
+def _height(rows: int) -> int:
+    power = 1 << (rows - 1).bit_length()
+    return power * 3 // 4 if rows <= power * 3 // 4 and power > 2 else power
 
 
 def pad(rows: Sequence[Sequence[int]], height: int, width: int) -> tuple[np.ndarray, np.ndarray]:

@@ -141,6 +141,7 @@ class Scorer:
         self.batch_size, self.token_budget = batch_size, token_budget
         self.store, self.identity = store, f"{identity} {self.head}"
         self.timing = Timing()
+        self._last: object = None  # what was dispatched last
         ids, lengths = pad([self._checked(self.head)[:-1]], 1, len(head) - 1)
         self._head_state: State = self._call(_prefill, (), ids, lengths, np.int32(0))
 
@@ -225,17 +226,19 @@ class Scorer:
             blocks = [(*self.head[-1:], *prefix[:-1]) for prefix in prefixes]
             past = (*past, self._state(blocks, batch, owner))
             base[: len(blocks)] += [len(block) for block in blocks]
+        # Each row's suffixes longest first, so that those computed together have one width.
         suffixes = [rows[i][1] for i in batch.rows]
-        per_row = len(suffixes[0])
-        # Coarser than for prefixes: rows are not sorted by suffix, and every pair of widths is a shape.
-        width = bucket(1 + max(len(s.ids) for group in suffixes for s in group), parts=2)
-        step = max(1, self.token_budget // (batch.height * width))
-        parts = [
-            (part, self._continue(past, base, carried, part, batch.height, width))
-            for part in (
-                [group[k : k + step] for group in suffixes] for k in range(0, per_row, step)
-            )
-        ]
+        orders = [sorted(range(len(g)), key=lambda k, g=g: -len(g[k].ids)) for g in suffixes]
+        parts, k = [], 0
+        while k < len(orders[0]):
+            longest = max(len(g[o[k]].ids) for g, o in zip(suffixes, orders, strict=True))
+            width = bucket(1 + longest)
+            step = max(1, self.token_budget // (batch.height * width))
+            chosen = [o[k : k + step] for o in orders]
+            part = [[g[i] for i in c] for g, c in zip(suffixes, chosen, strict=True)]
+            logp = self._continue(past, base, carried, part, batch.height, width)
+            parts.append((chosen, part, logp))
+            k += step
         n_prefix, n_suffix = sum(map(len, prefixes)), sum(len(s.ids) for g in suffixes for s in g)
         self.timing.suffix_tokens += n_suffix
         self.timing.sequences += sum(map(len, suffixes))
@@ -263,13 +266,13 @@ class Scorer:
         return self._call(_score, past, ids, lengths, np.repeat(base, r), index, target)
 
     def _collect(self, batch: Batch, parts, tokens: int):
-        results: list[list[Scored]] = [[] for _ in batch.rows]
-        for suffixes, logp_device in parts:
-            logp_MnC = np.asarray(logp_device)
-            at = 0
-            for row, group in enumerate(suffixes):
-                for suffix in group:
-                    results[row].append(_scored(suffix, logp_MnC[at]))
+        results = [[None] * sum(len(chosen[row]) for chosen, _, _ in parts)
+                   for row in range(len(batch.rows))]  # fmt: skip
+        for chosen, part, logp_device in parts:
+            logp_MnC, at = np.asarray(logp_device), 0
+            for row, group in enumerate(part):
+                for i, suffix in zip(chosen[row], group, strict=True):
+                    results[row][i] = _scored(suffix, logp_MnC[at])
                     at += 1
         return batch, results, tokens
 
@@ -286,10 +289,13 @@ class Scorer:
         leaves, structure = jax.tree.flatten(args)
         key = (function, structure, *((np.shape(x), x.dtype) for x in leaves))
         if key not in _PROGRAMS:
+            # Let the device finish first: work that ran under a compilation would seem to cost nothing.
+            jax.block_until_ready(self._last)
             started = time.perf_counter()
             _PROGRAMS[key] = jax.jit(function).lower(*args).compile()
             self.timing.compile_s += time.perf_counter() - started
-        return _PROGRAMS[key](*args)
+        self._last = _PROGRAMS[key](*args)
+        return self._last
 
 
 def _prefill(model, past, tokens_BT, length_B, base) -> State:
