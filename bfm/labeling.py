@@ -107,7 +107,7 @@ def run(settings: Settings, workdir: Path) -> dict[str, Any]:
                 written.result()
             written = helper.submit(write, rendered, results)
         written.result()
-    return json.loads((workdir / META).read_text("utf-8"))
+    return _read_meta(workdir)
 
 
 def _append(labels: TextIO, dump: TextIO | None, rendered, results, head, settings) -> None:

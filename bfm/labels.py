@@ -54,10 +54,8 @@ def score(
     the default model. Returns a Label: sal_q and sal_a (nats, one a turn), gate, focus. Raises
     RecordError (a bad field) or PromptError (it does not fit).
     """
-    record = {"id": "history", "turns": list(history), "query": query, "options": list(options)}
-    record |= {"answer": answer or None, "query_time": query_time or None}
-    if not options:
-        del record["options"]
+    record = {"id": "history", "turns": list(history), "query": query, "query_time": query_time}
+    record |= {"options": list(options) or None, "answer": answer or None}
     lm, settings = lm or load(), settings or Settings()
     rendered = render(parse_example(record), lm.scaffold, lm.config.window, settings)
     scorer = Scorer(lm.decoder, lm.scaffold.head, batch_size=settings.batch_size)
@@ -88,7 +86,8 @@ def render(example: Example, scaffold: Scaffold, window: int, settings: Settings
             *(scaffold.prefix(group, room) for group in (*groups, NEUTRAL.messages)), strict=True
         )
         if any(cuts) and settings.on_overflow == "refuse":
-            turn, cut = next((i, cut) for i, cut in zip(chosen, cuts, strict=False) if cut)
+            named = zip((*chosen, "without preference, the neutral one,"), cuts, strict=True)
+            turn, cut = next((i, cut) for i, cut in named if cut)
             raise PromptError(
                 f"turns: turn {turn} is {cut} tokens too long for the model's window of "
                 f"{window}; on_overflow=truncate cuts its oldest tokens"

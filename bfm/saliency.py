@@ -168,7 +168,7 @@ class Scorer:
         started, compile_s = time.perf_counter(), self.timing.compile_s
         for batch, scored, tokens in self._run(rows, owner):
             for row, result in zip(batch.rows, scored, strict=True):
-                done[row].extend(result)
+                done[row] = result
             on_tokens(tokens)
         elapsed = time.perf_counter() - started - (self.timing.compile_s - compile_s)
         self.timing.score_s += elapsed
@@ -178,7 +178,7 @@ class Scorer:
         ]
 
     def _run(self, rows, owner: Hashable) -> Iterator[tuple[Batch, list[list[Scored]], int]]:
-        """Plan, dispatch ahead of the device by one batch, and read results in plan order."""
+        """Plan, dispatch ahead of the device by two batches, and read results in plan order."""
         queue: deque = deque()
         for batch in self._plan(rows):
             queue.append(self._dispatch(batch, rows, owner))

@@ -105,3 +105,12 @@ def test_long_turns_within_the_window_and_beyond(run):
     assert label["truncated"][0] > 3000 and label["truncated"][1:] == [0, 0, 0] and finite(label)
     assert len(tokens[1]["ids"]) == 2048
     assert json.dumps(label)
+
+
+def test_a_window_with_no_room_for_the_neutral_turn_is_one_clear_line(run):
+    """The user's turns fit, the fixed exchange they are compared with does not."""
+    tight = {"id": "t", "turns": [{"role": "user", "content": ""}], "query": "x" * 1959}
+    with pytest.raises(
+        DataError, match=r"turn without preference, the neutral one, is .* too long"
+    ):
+        run([tight])

@@ -27,10 +27,6 @@ class State:
     v_LbKPh: jax.Array
     valid_bP: jax.Array
 
-    @property
-    def rows(self) -> int:
-        return self.valid_bP.shape[0]
-
 
 def size(state: State) -> int:
     """Return the bytes that a state occupies."""
