@@ -28,7 +28,11 @@ class ModelSettings:
         "model folder (Hugging Face layout), .gguf file or hub name; the default is the small model "
         "that this project downloads once (or what BFM_MODEL names)",
     )
-    dtype: str = _field("float32", "dtype of the weights", among=("float32", "bfloat16"))
+    dtype: str = _field(
+        "float32",
+        "dtype that the weights are rounded to, and of products where bf16 is faster (not most CPUs)",
+        among=("float32", "bfloat16"),
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,10 +55,10 @@ class LabelSettings:
 class BenchSettings:
     """What launch/bench.py measures; no label depends on it."""
 
-    history: int = _field(8, "turns of the history that is compared with the peer", low=1)
+    history: int = _field(16, "turns of the history that is compared with the peer", low=1)
     turns: str = _field("10,20,40", "history lengths of the scaling curve, comma text")
-    questions: str = _field("1,2,4,8", "numbers of questions of the scaling curve, comma text")
-    repeats: int = _field(1, "interleaved repeats; the fastest counts", low=1)
+    questions: str = _field("1,2,4,8,20", "numbers of questions of the scaling curve, comma text")
+    repeats: int = _field(2, "interleaved repeats; the fastest counts", low=1)
     peer: str = _field(
         "auto",
         "compare with a plain transformers loop where torch is there",

@@ -28,6 +28,14 @@ class Counts:
     evicted: int = 0
 
 
+@dataclasses.dataclass
+class _Held:
+    """What is held for one owner: key -> (where, state), and the bytes at each place."""
+
+    states: dict[bytes, tuple[str, State]] = dataclasses.field(default_factory=dict)
+    used: dict[str, int] = dataclasses.field(default_factory=lambda: {"device": 0, "host": 0})
+
+
 class StateStore:
     """States by key, least recently used history first out; within a history nothing is evicted.
 
@@ -41,46 +49,42 @@ class StateStore:
         self.budget = {"device": device_bytes, "host": host_bytes}
         self.used = {"device": 0, "host": 0}
         self.counts = Counts()
-        # owner -> key -> (where, bytes, state)
-        self._held: OrderedDict[Hashable, dict[bytes, tuple[str, int, State]]] = OrderedDict()
+        self._held: OrderedDict[Hashable, _Held] = OrderedDict()
 
     def get(self, owner: Hashable, key: bytes, make: Callable[[], State]) -> State:
         """Return the state of `key`, from memory or made now (and kept where it fits)."""
-        held = self._held.setdefault(owner, {})
-        self._held.move_to_end(owner)
-        if key in held:
-            where, _, state = held[key]
+        held = self._held.get(owner) or _Held()
+        if held.states:
+            self._held.move_to_end(owner)
+        if key in held.states:
+            where, state = held.states[key]
             setattr(self.counts, where, getattr(self.counts, where) + 1)
             return state if where == "device" else jax.device_put(state)
         state = make()
         self.counts.computed += 1
-        if where := self._room(owner, size(state)):
-            held[key] = where, size(state), state if where == "device" else to_host(state)
+        if where := self._room(held, size(state)):
+            self._held[owner] = held
+            held.states[key] = where, state if where == "device" else to_host(state)
+            held.used[where] += size(state)
             self.used[where] += size(state)
         return state
 
     def drop(self, owner: Hashable) -> None:
         """Forget every state of an owner."""
-        for where, bytes_, _ in self._held.pop(owner, {}).values():
+        for where, bytes_ in self._held.pop(owner, _Held()).used.items():
             self.used[where] -= bytes_
 
-    def _room(self, owner: Hashable, needed: int) -> str | None:
+    def _room(self, held: _Held, needed: int) -> str | None:
         """Say where `needed` bytes fit, after dropping other owners if that makes them fit."""
         for where, budget in self.budget.items():
-            others = [o for o in self._held if o != owner and self._bytes(o, where)]
-            free = budget - self.used[where]
-            if free + sum(self._bytes(o, where) for o in others) < needed:
+            if held.used[where] + needed > budget:
                 continue
-            for other in others:
-                if self.used[where] + needed <= budget:
-                    break
-                self.drop(other)
+            while self.used[where] + needed > budget:
+                oldest = next(o for o, h in self._held.items() if h is not held and h.used[where])
+                self.drop(oldest)
                 self.counts.evicted += 1
             return where
         return None
-
-    def _bytes(self, owner: Hashable, where: str) -> int:
-        return sum(n for at, n, _ in self._held[owner].values() if at == where)
 
 
 def state_key(identity: str, blocks: Sequence[Sequence[int]], shape: tuple[int, int]) -> bytes:

@@ -22,6 +22,7 @@ def main(settings, workdir) -> None:
 
     from bfm import lm as lms
     from bfm.labeling import write_json
+    from bfm.progress import Meter
     from bfm.saliency import Job, Scorer, programs
     from bfm.settings import numbers
     from bfm.store import StateStore
@@ -32,68 +33,67 @@ def main(settings, workdir) -> None:
     workdir.mkdir(parents=True, exist_ok=True)
     draw = Draw(lm.scaffold, SEED)
     prefixes = tuple(draw.prefix() for _ in range(settings.bench.history))
-    questions = [draw.suffix() for _ in range(20)]
+    counts = numbers(settings.bench.questions, "bench.questions")
+    questions = [draw.suffix() for _ in range(max(2, *counts))]
 
-    def scorer(device_bytes: int = 8 << 30) -> Scorer:
+    def scorer(device_bytes: int) -> Scorer:
         return Scorer(
             lm.decoder, lm.scaffold.head, batch_size=settings.batch_size,
             store=StateStore(device_bytes), identity=lm.identity,
         )  # fmt: skip
 
-    def ours() -> dict[str, float]:
-        keeps = scorer()
-        first = scoring(keeps, prefixes, questions[:1])
-        second = scoring(keeps, prefixes, questions[1:2])
-        return {
-            "first": first,
-            "second": second,
-            "twenty": scoring(scorer(), prefixes, questions),
-            "compile": keeps.timing.compile_s,
-        }
-
     peer = load_peer(files.path, settings) if settings.bench.peer == "auto" else None
-    runs, peers, peaks = [], [], []
+    asked = sequences(lm.scaffold.head, prefixes, questions[0])
+    runs = []
     for k in range(settings.bench.repeats):
         say(f"side by side, {k + 1} of {settings.bench.repeats}")
-        peaks.append(matmul_peak(lm.decoder, 4096))
-        runs.append(ours())
+        keeps = scorer(8 << 30)
+        run = {
+            "peak": matmul_peak(lm.decoder, 4096),
+            "first": scoring(keeps, prefixes, questions[:1]),
+            "second": scoring(keeps, prefixes, questions[1:2]),
+            "compile": keeps.timing.compile_s,
+        }
         if peer:
-            rows = sequences(lm.scaffold.head, prefixes, questions[0])
-            peers.append(seconds(lambda rows=rows: peer_loop(peer, rows)))
-    best = {name: min(run[name] for run in runs) for name in runs[0]}
-    theirs = min(peers) if peers else None
+            run["peer"] = seconds(lambda: peer_loop(peer, asked))
+        runs.append(run)
+    first, second = (min(run[name] for run in runs) for name in ("first", "second"))
+    theirs = min(run["peer"] for run in runs) if peer else None
+    peak = max(run["peak"] for run in runs)
     job = Job(prefixes, (questions[0],))
     useful = useful_flops(lm.decoder, job)
-    peak = max(peaks)
     figures = [
-        figure("both saliencies of a history, first question", best["first"], "s", theirs),
-        figure("a second question on it", best["second"], "s", theirs),
-        figure(
-            "twenty questions on it", best["twenty"], "s", 20 * theirs if theirs else None
-        ),  # the peer reads everything again for each question: 20 times its one measured question
-        figure("second question / first", best["second"] / best["first"], "share"),
-        figure("tokens scored", job.tokens / best["first"], "tokens/s"),
-        figure("matmul rate of scoring, real tokens", useful / best["first"] / 1e9, "GFLOP/s"),
+        figure("both saliencies of a history, first question", first, "s", theirs),
+        figure("a second question on it", second, "s", theirs),
+        figure("second question / first", second / first, "share"),
+        figure("tokens scored", job.tokens / first, "tokens/s"),
+        figure("matmul rate of scoring, real tokens", useful / first / 1e9, "GFLOP/s"),
         figure("peak of the model's own matmuls", peak / 1e9, "GFLOP/s"),
-        figure("share of that peak", useful / best["first"] / peak, "share"),
+        figure("share of that peak", useful / first / peak, "share"),
         figure("compiling for the first two questions", runs[0]["compile"], "s"),
     ]
 
-    curves: dict[str, list[tuple[int, float]]] = {"turns": [], "questions": []}
-    for n in numbers(settings.bench.turns, "bench.turns"):
-        say(f"{n} turns")
-        history = tuple(draw.prefix() for _ in range(n))
-        curves["turns"].append((n, scoring(scorer(0), history, questions[:1])))
-        figures.append(figure(f"{n} turns", curves["turns"][-1][1], "s"))
-        figures.append(figure(f"{n} turns, host memory at most", memory_gib(), "GiB"))
-    for n in numbers(settings.bench.questions, "bench.questions"):
+    curves: dict[str, list[tuple[int, float]]] = {"questions": [], "turns": []}
+    keeps, done, spent = scorer(8 << 30), 0, 0.0
+    for n in counts:
         say(f"{n} questions")
-        some = [draw.suffix() for _ in range(n)]
-        curves["questions"].append((n, scoring(scorer(), prefixes, some)))
-        figures.append(figure(f"{n} questions", curves["questions"][-1][1], "s"))
-    figures.append(figure("programs compiled", programs(), "count"))
+        spent += scoring(keeps, prefixes, questions[done:n])
+        done = n
+        curves["questions"].append((n, spent))
+        # The peer reads everything again for each question: n times its one measured question.
+        figures.append(figure(f"questions: {n}", spent, "s", theirs and n * theirs))
+    for n in numbers(settings.bench.turns, "bench.turns"):
+        history = tuple(draw.prefix() for _ in range(n))
+        before = programs()
+        with Meter(f"{n} turns", Job(history, (questions[0],)).tokens, "tokens") as meter:
+            spent = scoring(scorer(0), history, questions[:1], meter.add)
+        curves["turns"].append((n, spent))
+        figures.append(figure(f"turns: {n}", spent, "s"))
+        figures.append(figure(f"turns: {n}, programs compiled", programs() - before, "count"))
+        figures.append(figure(f"turns: {n}, host memory at most", memory_gib(), "GiB"))
+    figures.append(figure("programs compiled in all", programs(), "count"))
     write_json(workdir / "bench.json", figures)
-    write_json(workdir / "bench.raw.json", {"ours": runs, "peer": peers, "peak_flops": peaks})
+    write_json(workdir / "bench.raw.json", runs)
     plot(curves, workdir / "scaling.png")
     table(figures, settings)
 
@@ -139,12 +139,12 @@ def seconds(run) -> float:
     return time.perf_counter() - started
 
 
-def scoring(scorer, prefixes, questions) -> float:
+def scoring(scorer, prefixes, questions, on_tokens=lambda n: None) -> float:
     """Seconds to score every question after every turn, compilation left out."""
     from bfm.saliency import Job
 
     before = scorer.timing.score_s
-    scorer.score([Job(tuple(prefixes), tuple(questions))])
+    scorer.score([Job(tuple(prefixes), tuple(questions))], on_tokens)
     return scorer.timing.score_s - before
 
 

@@ -94,23 +94,35 @@ def test_spans_equal_the_oracle(tiny, tiny_folder):
     np.testing.assert_allclose(logp[0, :, 0].sum(), sums.sum(), rtol=1e-6)
 
 
-@pytest.mark.parametrize("rows", [1, 127, 128, 129, 300])
-def test_chunks_equal_one_softmax(rows):
+@pytest.mark.parametrize("vocab", [1, 7, 8, 9, 50])
+def test_chunks_equal_one_softmax_and_its_gradient(vocab, monkeypatch):
+    monkeypatch.setattr(likelihood, "VOCAB_CHUNK", 8)
     rng = np.random.default_rng(0)
-    x, w = rng.standard_normal((1, rows, 8)), rng.standard_normal((50, 8))
-    targets = rng.integers(0, 50, (1, rows, 3))
-    got = token_logprobs(jnp.asarray(x, jnp.float32), jnp.asarray(w, jnp.float32), targets)
+    x, w = rng.standard_normal((2, 5, 8)), 3 * rng.standard_normal((vocab, 8))
+    targets = rng.integers(0, vocab, (2, 5, 3))
+    weight = rng.standard_normal(targets.shape)
+    x32, w32 = jnp.asarray(x, jnp.float32), jnp.asarray(w, jnp.float32)
+    got = token_logprobs(x32, w32, targets)
     expected = np.take_along_axis(reference.log_softmax(x @ w.T), targets, -1)
     np.testing.assert_allclose(got, expected, atol=1e-5)
+
+    def plain(x, w, targets):
+        return jnp.take_along_axis(jax.nn.log_softmax(x @ w.T), targets, -1)
+
+    def gradient(f):
+        return jax.grad(lambda x, w: (f(x, w, targets) * weight).sum(), argnums=(0, 1))(x32, w32)
+
+    for ours, theirs in zip(gradient(token_logprobs), gradient(plain), strict=True):
+        np.testing.assert_allclose(ours, theirs, atol=1e-4)
 
 
 def test_memory_holds_no_logits_beyond_a_chunk():
     """Peak temporaries stay near one chunk of logits, not positions x vocabulary."""
-    n, d, v = 4096, 16, 20_000
+    n, d, v = 4096, 16, 200_000
     shapes = [jax.ShapeDtypeStruct(s, t) for s, t in (
         ((1, n, d), jnp.float32), ((v, d), jnp.float32), ((1, n, 1), jnp.int32))]  # fmt: skip
     compiled = jax.jit(token_logprobs).lower(*shapes).compile()
-    chunk = likelihood.LOGIT_CHUNK * v * 4
+    chunk = n * likelihood.VOCAB_CHUNK * 4
     assert compiled.memory_analysis().temp_size_in_bytes < 4 * chunk < n * v * 4 / 4
 
 

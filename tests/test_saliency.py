@@ -130,8 +130,8 @@ def test_a_plan_holds_every_row_once_within_its_limits(lengths, batch_size, budg
 @given(st.integers(1, 10**6))
 def test_a_bucket_holds_its_length_with_little_waste(length):
     width = bucket(length)
-    assert length <= width <= max(16, length + max(15, length // 4))
-    assert bucket(width) == width and width % 16 == 0
+    assert length <= width <= length + max(7, length // 4)
+    assert bucket(width) == width and width % 8 == 0
 
 
 def test_pad_is_on_the_right():

@@ -13,34 +13,25 @@ import jax.numpy as jnp
 def dot(x: jax.Array, w: jax.Array, n: int = 1) -> jax.Array:
     """Contract the last `n` axes of x with the first `n` of w: w's dtype in, fp32 out."""
     axes = tuple(range(x.ndim - n, x.ndim)), tuple(range(n))
-
-    def product(x: jax.Array, w: jax.Array) -> jax.Array:
-        return jax.lax.dot_general(x, w, (axes, ((), ())), preferred_element_type=jnp.float32)
-
-    return _at_best_rate(product, x.astype(w.dtype), w)
+    return jax.lax.dot_general(
+        x.astype(w.dtype), w, (axes, ((), ())), preferred_element_type=jnp.float32
+    )
 
 
 def batched(spec: str, x: jax.Array, y: jax.Array) -> jax.Array:
     """Return einsum(spec, x, y) of operands in y's dtype, fp32 out."""
-    product = functools.partial(jnp.einsum, spec, preferred_element_type=jnp.float32)
-    return _at_best_rate(product, x.astype(y.dtype), y)
-
-
-def _at_best_rate(product, x: jax.Array, w: jax.Array) -> jax.Array:
-    # A CPU without bf16 units multiplies bf16 at half its fp32 rate. Products of bf16 values are
-    # exact in fp32, so widening the rounded operands first computes the same sums.
-    if x.dtype != jnp.bfloat16 or cpu_multiplies_bf16():
-        return product(x, w)
-
-    def widened(x: jax.Array, w: jax.Array) -> jax.Array:
-        return product(x.astype(jnp.float32), w.astype(jnp.float32))
-
-    return jax.lax.platform_dependent(x, w, cpu=widened, default=product)
+    return jnp.einsum(spec, x.astype(y.dtype), y, preferred_element_type=jnp.float32)
 
 
 @functools.cache
-def cpu_multiplies_bf16() -> bool:
-    """Say whether this machine's CPU has bf16 matrix instructions (x86: AMX or AVX-512)."""
+def bf16_pays() -> bool:
+    """Say whether the default backend multiplies bf16 faster than fp32.
+
+    Every accelerator does; a CPU only with bf16 matrix instructions (x86: AMX or AVX-512), and without
+    them at about half its fp32 rate.
+    """
+    if jax.default_backend() != "cpu":
+        return True
     try:
         flags = Path("/proc/cpuinfo").read_text()
     except OSError:
