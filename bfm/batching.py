@@ -10,6 +10,7 @@ import numpy as np
 
 SMALLEST_BUCKET = 8
 FILL_TOKENS = 512  # a batch of fewer tokens multiplies matrices below the full rate
+NEAR = 0.75  # rows at least this share of a batch's width may fill it
 
 
 class Batch(NamedTuple):
@@ -34,19 +35,23 @@ def bucket(length: int, parts: int = 4) -> int:
 def plan(lengths: Sequence[int], batch_size: int, token_budget: int) -> list[Batch]:
     """Group rows of like length, longest first.
 
-    A batch holds the rows of one bucket, and shorter ones only to reach FILL_TOKENS or its height. It
-    has at most `batch_size` rows and at most `token_budget` padded tokens (a single longer row stands
-    alone); heights are 1, 2, 3, 4, 6, 8, 12, .. so that few shapes exist. The plan depends on the
-    arguments only.
+    A batch is full (at most `batch_size` rows and `token_budget` padded tokens; a single longer row
+    stands alone) when that many rows are near its width. Else it holds the rows of one bucket, and
+    shorter ones only to reach FILL_TOKENS or its height, one of 1, 2, 3, 4, 6, 8, 12, .. So a long
+    history has about one shape a bucket. The plan depends on the arguments only.
     """
     order = sorted(range(len(lengths)), key=lambda i: (-lengths[i], i))
     batches, start = [], 0
     while start < len(order):
         width = bucket(lengths[order[start]])
         limit = max(1, min(batch_size, token_budget // width))
-        same = sum(bucket(lengths[i]) == width for i in order[start : start + limit])
-        wanted = min(limit, max(same, -(-FILL_TOKENS // width)), len(order) - start)
-        height = min(limit, _height(wanted))
+        following = [bucket(lengths[i]) for i in order[start : start + limit]]
+        if len(following) == limit and following[-1] >= width * NEAR:
+            height = limit
+        else:
+            same = following.count(width)
+            wanted = min(limit, max(same, -(-FILL_TOKENS // width)), len(order) - start)
+            height = min(limit, _height(wanted))
         rows = tuple(order[start : start + height])
         batches.append(Batch(rows, height, width))
         start += len(rows)

@@ -1,15 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Weights: a Hugging Face folder or a GGUF file -> Decoder, tensor by tensor, without torch.
+"""Weights: a Hugging Face folder or a GGUF file <-> Decoder, tensor by tensor, without torch.
 
 One table names, for every parameter, its Hugging Face and its GGUF tensor; a name that is missing,
-extra or misshapen stops the load with one message that lists them all.
+extra or misshapen stops the load with one message that lists them all. Export reads the same table.
 """
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import math
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -33,36 +35,86 @@ class Entry(NamedTuple):
     """Where a parameter lives in files. `{i}` is the layer; `inputs` counts its input axes.
 
     A linear kernel of shape (inputs.., outputs..) is stored as (prod outputs, prod inputs), that is
-    transposed; `inputs=0` marks a tensor that is stored as it is (norms, embeddings).
+    transposed; `inputs=0` marks a tensor that is stored as it is (norms, embeddings). `filters` marks
+    a depthwise convolution [C, W], which Hugging Face stores as [C, 1, W].
     """
 
     hf: str
     gguf: str
     inputs: int = 0
+    filters: bool = False
 
 
+def _entries(mixer: str, hf: str, entries: dict[str, tuple]) -> dict[str, Entry]:
+    """Spell out the names of one kind of layer: mixer.name -> (hf name, gguf name, ..)."""
+    return {
+        f"{mixer}.{name}": Entry(f"model.layers.{{i}}.{hf}{a}", f"blk.{{i}}.{b}", *rest)
+        for name, (a, b, *rest) in entries.items()
+    }
+
+
+_MLP = {
+    "mixer_norm_D": ("input_layernorm.weight", "attn_norm.weight"),
+    "mlp_norm_D": ("post_attention_layernorm.weight", "ffn_norm.weight"),
+    "gate_DF": ("mlp.gate_proj.weight", "ffn_gate.weight", 1),
+    "up_DF": ("mlp.up_proj.weight", "ffn_up.weight", 1),
+    "down_FD": ("mlp.down_proj.weight", "ffn_down.weight", 1),
+}
+_ATTENTION = {
+    "q_DNh": ("q_proj.weight", "attn_q.weight", 1),
+    "k_DKh": ("k_proj.weight", "attn_k.weight", 1),
+    "v_DKh": ("v_proj.weight", "attn_v.weight", 1),
+    "o_NhD": ("o_proj.weight", "attn_output.weight", 2),
+    "q_norm_h": ("q_norm.weight", "attn_q_norm.weight"),
+    "k_norm_h": ("k_norm.weight", "attn_k_norm.weight"),
+}
+_DELTA = {
+    "qkv_DC": ("in_proj_qkv.weight", "attn_qkv.weight", 1),
+    "z_DHv": ("in_proj_z.weight", "attn_gate.weight", 1),
+    "beta_DH": ("in_proj_b.weight", "ssm_beta.weight", 1),
+    "step_DH": ("in_proj_a.weight", "ssm_alpha.weight", 1),
+    "conv_CW": ("conv1d.weight", "ssm_conv1d.weight", 0, True),
+    "log_rate_H": ("A_log", "ssm_a"),
+    "step_bias_H": ("dt_bias", "ssm_dt.bias"),
+    "out_norm_v": ("norm.weight", "ssm_norm.weight"),
+    "out_HvD": ("out_proj.weight", "ssm_out.weight", 2),
+}
 TABLE: dict[str, Entry] = {
     "embed_VD": Entry("model.embed_tokens.weight", "token_embd.weight"),
     "norm_D": Entry("model.norm.weight", "output_norm.weight"),
     "head_VD": Entry("lm_head.weight", "output.weight"),
-    "layers.attn_norm_D": Entry(
-        "model.layers.{i}.input_layernorm.weight", "blk.{i}.attn_norm.weight"
-    ),
-    "layers.q_DNh": Entry("model.layers.{i}.self_attn.q_proj.weight", "blk.{i}.attn_q.weight", 1),
-    "layers.k_DKh": Entry("model.layers.{i}.self_attn.k_proj.weight", "blk.{i}.attn_k.weight", 1),
-    "layers.v_DKh": Entry("model.layers.{i}.self_attn.v_proj.weight", "blk.{i}.attn_v.weight", 1),
-    "layers.o_NhD": Entry(
-        "model.layers.{i}.self_attn.o_proj.weight", "blk.{i}.attn_output.weight", 2
-    ),
-    "layers.mlp_norm_D": Entry(
-        "model.layers.{i}.post_attention_layernorm.weight", "blk.{i}.ffn_norm.weight"
-    ),
-    "layers.gate_DF": Entry("model.layers.{i}.mlp.gate_proj.weight", "blk.{i}.ffn_gate.weight", 1),
-    "layers.up_DF": Entry("model.layers.{i}.mlp.up_proj.weight", "blk.{i}.ffn_up.weight", 1),
-    "layers.down_FD": Entry("model.layers.{i}.mlp.down_proj.weight", "blk.{i}.ffn_down.weight", 1),
+    **_entries("full", "", _MLP),
+    **_entries("full", "self_attn.", _ATTENTION),
+    **_entries("linear", "", _MLP),
+    **_entries("linear", "linear_attn.", _DELTA),
 }
+# Families that call a norm by another name.
+_RENAMED: dict[str, dict[str, Entry]] = {
+    "gemma3": _entries("full", "", {
+        "mixer_post_norm_D": ("post_attention_layernorm.weight", "post_attention_norm.weight"),
+        "mlp_norm_D": ("pre_feedforward_layernorm.weight", "ffn_norm.weight"),
+        "mlp_post_norm_D": ("post_feedforward_layernorm.weight", "post_ffw_norm.weight"),
+    }),
+    "qwen3_5": {
+        f"{mixer}.mlp_norm_D": Entry(
+            "model.layers.{i}.post_attention_layernorm.weight", "blk.{i}.post_attention_norm.weight"
+        )
+        for mixer in ("full", "linear")
+    },
+}  # fmt: skip
+
+
+def tensors(config: ModelConfig, name: str) -> tuple[Entry, list[int]]:
+    """Return the table's entry of a parameter ("full.q_DNh") and the layers it stacks ([]: no layer)."""
+    entry = _RENAMED.get(config.family, {}).get(name) or TABLE[name]
+    mixer = name.partition(".")[0]
+    return entry, config.layers_of(mixer == "linear") if mixer in ("full", "linear") else []
+
+
 # Buffers of old Llama checkpoints that transformers recomputes and ignores as well.
 _SKIPPED_SUFFIXES = (".rotary_emb.inv_freq",)
+# Qwen3.5: the vision tower and the multi-token prediction head, which no text score reads.
+_OTHER_HEADS = ("model.visual.", "mtp.")
 
 
 class Source(NamedTuple):
@@ -90,26 +142,26 @@ def open_source(path: str | Path) -> Source:
 def read(
     source: Source, dtype: str = "float32", sharding: Callable[[str], Any] | None = None
 ) -> Decoder:
-    """Read a checked source into a decoder whose parameters all have `dtype`.
+    """Read a checked source into a decoder whose parameters have `dtype`.
 
-    dtype: "float32" or "bfloat16". `sharding(path)` gives the placement of a parameter
-    ("layers.q_DNh"); default: the first device. Host memory holds one stacked parameter in the
+    dtype: "float32" or "bfloat16" (decay rates and the norm behind them stay fp32, as published).
+    `sharding(path)` gives the placement of a parameter ("full.q_DNh"); default: the first device. Host memory holds one stacked parameter in the
     wanted dtype at a time, never the model in fp32.
     """
     abstract = abstract_decoder(source.config, dtype)
     leaves, treedef = jax.tree_util.tree_flatten_with_path(abstract)
 
     def value(name: str, leaf: jax.ShapeDtypeStruct) -> jax.Array:
-        entry, target = TABLE[name], np.dtype(leaf.dtype)
+        (entry, layers), target = tensors(source.config, name), np.dtype(leaf.dtype)
 
         def stored(tensor: str, shape: tuple[int, ...]) -> np.ndarray:
             array = source.read(tensor).astype(target)
             return (array.T if entry.inputs else array).reshape(shape)
 
-        if name.startswith("layers."):
+        if layers:
             array = np.empty(leaf.shape, target)
-            for i in range(source.config.n_layers):
-                array[i] = stored(entry[source.column].format(i=i), leaf.shape[1:])
+            for row, i in enumerate(layers):
+                array[row] = stored(entry[source.column].format(i=i), leaf.shape[1:])
         else:
             array = stored(entry[source.column], leaf.shape)
         return jax.device_put(array, sharding(name) if sharding else None)
@@ -124,11 +176,23 @@ def abstract_decoder(config: ModelConfig, dtype: str = "float32") -> Decoder:
 
 
 def param_path(key: tuple) -> str:
-    """Turn a tree path into a parameter's name, such as "layers.q_DNh"."""
+    """Turn a tree path into a parameter's name, such as "full.q_DNh"."""
     return ".".join(str(k.name) for k in key if hasattr(k, "name") and k.name != "value")
 
 
-def _stored_shape(entry: Entry, shape: tuple[int, ...]) -> tuple[int, ...]:
+def expected(config: ModelConfig, column: int = 0) -> dict[str, tuple[int, ...]]:
+    """Return name and shape of every tensor of a model file (column 0: Hugging Face, 1: GGUF)."""
+    shapes: dict[str, tuple[int, ...]] = {}
+    for key, leaf in jax.tree_util.tree_flatten_with_path(abstract_decoder(config))[0]:
+        entry, layers = tensors(config, param_path(key))
+        shape = _stored_shape(entry, leaf.shape[1:] if layers else leaf.shape, column)
+        shapes |= {entry[column].format(i=i): shape for i in layers or (0,)}
+    return shapes
+
+
+def _stored_shape(entry: Entry, shape: tuple[int, ...], column: int) -> tuple[int, ...]:
+    if entry.filters and column == 0:
+        return shape[0], 1, shape[1]
     if not entry.inputs:
         return shape
     return math.prod(shape[entry.inputs :]), math.prod(shape[: entry.inputs])
@@ -136,24 +200,14 @@ def _stored_shape(entry: Entry, shape: tuple[int, ...]) -> tuple[int, ...]:
 
 def _check(path: Path, source: Source) -> None:
     """Compare every expected tensor with the file: missing, misshapen and extra, all in one error."""
-    config, shapes, column = source.config, source.shapes, source.column
-    leaves, _ = jax.tree_util.tree_flatten_with_path(abstract_decoder(config))
-    expected: dict[str, tuple[int, ...]] = {}
-    for key, leaf in leaves:
-        name = param_path(key)
-        entry = TABLE[name]
-        if name.startswith("layers."):
-            stored = _stored_shape(entry, leaf.shape[1:])
-            expected |= {entry[column].format(i=i): stored for i in range(config.n_layers)}
-        else:
-            expected[entry[column]] = _stored_shape(entry, leaf.shape)
-    faults = [f"{name}: missing" for name in expected if name not in shapes]
+    shapes, wanted = source.shapes, expected(source.config, source.column)
+    faults = [f"{name}: missing" for name in wanted if name not in shapes]
     faults += [
         f"{name}: expected {shape} from the config, found {shapes[name]}"
-        for name, shape in expected.items()
+        for name, shape in wanted.items()
         if name in shapes and shapes[name] != shape
     ]
-    extra = [name for name in shapes if name not in expected]
+    extra = [name for name in shapes if name not in wanted]
     faults += [f"{name}: unknown tensor" for name in extra if not name.endswith(_SKIPPED_SUFFIXES)]
     if faults:
         raise WeightsError(f"{path}: {len(faults)} tensor fault(s): " + "; ".join(faults))
@@ -171,22 +225,26 @@ def _open_hf(path: Path) -> Source:
     except ConfigError as error:
         raise ConfigError(f"{path / 'config.json'}: {error}") from None
     files = _safetensors_files(path)
-    handles, shapes = {}, {}
+    handles, shapes, names = {}, {}, {}
     for file in files:
         import safetensors
 
         try:
             handle = safetensors.safe_open(file, framework="numpy")
             for name in handle.keys():  # noqa: SIM118  (a safe_open is no dict)
-                if name in handles:
+                if name in names.values():
                     raise WeightsError(f"{path}: {name}: in two files")
-                handles[name] = handle
-                shapes[name] = tuple(handle.get_slice(name).get_shape())
+                if config.family == "qwen3_5" and name.startswith(_OTHER_HEADS):
+                    continue
+                # A model that also sees keeps its text model one level down.
+                short = name.replace("model.language_model.", "model.", 1)
+                handles[short], names[short] = handle, name
+                shapes[short] = tuple(handle.get_slice(name).get_shape())
         except (safetensors.SafetensorError, OSError) as error:
             raise WeightsError(f"{file}: not a complete safetensors file ({error})") from None
 
     def read(name: str) -> np.ndarray:
-        return handles[name].get_tensor(name)
+        return handles[name].get_tensor(names[name])
 
     if config.tied and "lm_head.weight" in shapes:
         # Some exporters store the tied head as well; a different one contradicts the config.
@@ -256,13 +314,97 @@ def _open_gguf(path: Path) -> Source:
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from None
 
-    def read(name: str) -> np.ndarray:
-        array = file.read(name)
-        if name.endswith(("attn_q.weight", "attn_k.weight")):
-            # The llama architecture stores q and k rows for interleaved rotary pairs; undo it.
-            heads = config.n_heads if name.endswith("attn_q.weight") else config.n_kv
-            array = array.reshape(heads, config.d_head // 2, 2, -1).swapaxes(1, 2)
-            array = array.reshape(shapes[name])
-        return array
+    # The block of the multi-token prediction head stands behind the layers.
+    for name in [n for n in shapes if n.startswith(f"blk.{config.n_layers}.")]:
+        if config.family == "qwen3_5":
+            del shapes[name]
+    return Source(
+        config, shapes, lambda name: _from_gguf(config, name, file.read(name)),
+        lambda: file_hash(path), 1,
+    )  # fmt: skip
 
-    return Source(config, shapes, read, lambda: file_hash(path), 1)
+
+def _from_gguf(c: ModelConfig, name: str, array: np.ndarray) -> np.ndarray:
+    """Undo what llama.cpp's converter did to a tensor; sources: its `convert_hf_to_gguf.py`."""
+    shape = array.shape
+    part = name.split(".", 2)[-1]  # without blk.{i}.
+    if c.family == "llama" and part in ("attn_q.weight", "attn_k.weight"):
+        # q and k rows are stored for interleaved rotary pairs.
+        heads = c.n_heads if part == "attn_q.weight" else c.n_kv
+        return array.reshape(heads, c.d_head // 2, 2, -1).swapaxes(1, 2).reshape(shape)
+    if c.norm_offset and name.endswith("norm.weight") and part != "ssm_norm.weight":
+        return array - np.float32(c.norm_offset)  # stored as what is multiplied
+    if c.delta is None:
+        return array
+    # Value heads are stored tiled over the key heads (g, K); they read key head j // g here.
+    keys, groups = c.delta.n_keys, c.delta.n_values // c.delta.n_keys
+
+    def grouped(rows: np.ndarray) -> np.ndarray:
+        return rows.reshape(groups, keys, -1).swapaxes(0, 1).reshape(rows.shape)
+
+    if part in ("attn_qkv.weight", "ssm_conv1d.weight"):
+        start = 2 * keys * c.delta.d_key
+        return np.concatenate([array[:start], grouped(array[start:])])
+    if part == "ssm_out.weight":
+        return grouped(array.T).T
+    if part == "ssm_a":
+        return np.log(-grouped(array))  # stored as -exp(A_log)
+    if part in ("attn_gate.weight", "ssm_alpha.weight", "ssm_beta.weight", "ssm_dt.bias"):
+        return grouped(array)
+    return array
+
+
+# --- export ------------------------------------------------------------------------------------
+
+
+def export(decoder: Decoder, folder: str | Path, shard_bytes: int = 4 << 30) -> None:
+    """Write a decoder as a Hugging Face folder: config.json and safetensors, bit for bit as held.
+
+    Text models only; a text model that was read from inside another is written by itself
+    (`Qwen3_5ForCausalLM`). Shards of at most `shard_bytes` (a larger tensor stands alone) are written
+    one at a time, the index last, each under its name only when complete.
+    """
+    from safetensors.numpy import save_file
+
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    config = decoder.config
+    parts: list[tuple[str, Callable[[], np.ndarray], int]] = []
+    for key, leaf in jax.tree_util.tree_flatten_with_path(decoder)[0]:
+        entry, layers = tensors(config, param_path(key))
+
+        def stored(leaf=leaf, entry=entry, row=None) -> np.ndarray:
+            array = np.asarray(leaf if row is None else leaf[row])
+            shape = _stored_shape(entry, array.shape, 0)
+            array = array.reshape(shape[::-1]).T if entry.inputs else array.reshape(shape)
+            return np.ascontiguousarray(array)
+
+        for row, i in enumerate(layers) if layers else ((None, 0),):
+            bytes_ = leaf.nbytes // max(1, len(layers))
+            parts.append((entry.hf.format(i=i), functools.partial(stored, row=row), bytes_))
+    shards, held = [[]], 0
+    for part in parts:
+        if shards[-1] and held + part[2] > shard_bytes:
+            shards.append([])
+            held = 0
+        shards[-1].append(part)
+        held += part[2]
+    index = {}
+    for n, shard in enumerate(shards, 1):
+        name = f"model-{n:05d}-of-{len(shards):05d}.safetensors"
+        name = name if len(shards) > 1 else "model.safetensors"
+        save_file({t: make() for t, make, _ in shard}, folder / f"{name}.part", {"format": "pt"})
+        os.replace(folder / f"{name}.part", folder / name)
+        index |= {tensor: name for tensor, _, _ in shard}
+    _write_json(folder / "config.json", {**model_config.to_hf(config), "dtype": str(decoder.embed_VD.dtype)})
+    if len(shards) > 1:
+        total = sum(bytes_ for *_, bytes_ in parts)
+        _write_json(folder / "model.safetensors.index.json", {
+            "metadata": {"total_size": total}, "weight_map": index,
+        })  # fmt: skip
+
+
+def _write_json(path: Path, value: dict[str, Any]) -> None:
+    part = path.with_name(path.name + ".part")
+    part.write_text(json.dumps(value, indent=2) + "\n", "utf-8")
+    os.replace(part, path)

@@ -169,7 +169,7 @@ def useful_flops(decoder, job) -> float:
     """
     import jax
 
-    layers = sum(x.size for x in jax.tree.leaves(decoder.layers))
+    layers = sum(x.size for x in jax.tree.leaves((decoder.full, decoder.linear)))
     scored = sum(s.q[1] - s.q[0] + s.a[1] - s.a[0] for s in job.suffixes)
     rows = len(set(job.prefixes)) + 1
     return 2 * layers * job.tokens + 2 * decoder.unembed_VD.size * scored * rows
@@ -182,7 +182,7 @@ def matmul_peak(decoder, tokens: int) -> float:
 
     from bfm.model.matmul import dot
 
-    block = jax.tree.map(lambda x: x[0], decoder.layers)
+    block = jax.tree.map(lambda x: x[0], (decoder.full, decoder.linear))
     kernels = [x.reshape(-1, x.shape[-1]) if x.shape[0] != decoder.config.d_model
                else x.reshape(x.shape[0], -1)
                for x in jax.tree.leaves(block) if x.ndim > 1]  # fmt: skip

@@ -34,8 +34,8 @@ def bigram():
     """A decoder that is the bigram model P: no attention, no mlp, one-hot states."""
     config = ModelConfig(V, V, 1, 2, 1, 1, 2, 0.0, Rope(), 512, False)
     model = Decoder(config, nnx.Rngs(0))
-    model.layers.o_NhD[...] *= 0
-    model.layers.down_FD[...] *= 0
+    model.full.o_NhD[...] *= 0
+    model.full.down_FD[...] *= 0
     model.embed_VD[...] = jnp.eye(V)  # the norm makes sqrt(V) of a one-hot's 1
     model.head_VD[...] = jnp.asarray(np.log(P.T) / np.sqrt(V), jnp.float32)
     return model

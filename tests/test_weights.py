@@ -73,13 +73,13 @@ def test_parameters_go_where_the_caller_says(folder):
     mesh = jax.make_mesh((2,), ("tensor",), devices=devices[:2],
                          axis_types=(jax.sharding.AxisType.Auto,))  # fmt: skip
     spec = jax.sharding.PartitionSpec
-    place = {"layers.gate_DF": spec(None, None, "tensor")}
+    place = {"full.gate_DF": spec(None, None, "tensor")}
     model = weights.read(
         weights.open_source(folder),
         sharding=lambda name: jax.sharding.NamedSharding(mesh, place.get(name, spec())),
     )
-    assert model.layers.gate_DF[...].sharding.spec == place["layers.gate_DF"]
-    shard = model.layers.gate_DF[...].addressable_shards[0].data
+    assert model.full.gate_DF[...].sharding.spec == place["full.gate_DF"]
+    shard = model.full.gate_DF[...].addressable_shards[0].data
     assert shard.shape == (3, 48, 36)
 
 

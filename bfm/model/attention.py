@@ -25,27 +25,31 @@ def attend(
     segments_BT: jax.Array,
     positions_BT: jax.Array,
     past: tuple[tuple[jax.Array, jax.Array, jax.Array], ...] = (),
+    *,
+    scale: float,
+    window: jax.Array | None = None,
 ) -> jax.Array:
-    """Return softmax(q k / sqrt(h)) v in fp32, [B, K, G, T, h].
+    """Return softmax(scale q k) v in fp32, [B, K, G, T, h].
 
     A query sees a key of its own block when both have the same segment (0 is padding) and the key's
-    position is not later. It sees every valid key of `past`: (k_bKPh, v_bKPh, valid_bP) of earlier
-    blocks, whose b rows serve B rows in groups of B // b. Operands keep the keys' dtype, products
-    accumulate in fp32, softmax is fp32. Merging: arXiv 2205.14135, section 3.1.
+    position is not later. It sees every key of `past`: (k_bKPh, v_bKPh, position_bP) of earlier
+    blocks, position -1 at padding, whose b rows serve B rows in groups of B // b. With a window it sees
+    only keys less than `window` positions before it. Operands keep the keys' dtype, products accumulate
+    in fp32, softmax is fp32. Merging: arXiv 2205.14135, section 3.1.
     """
-    h = q_BKGTh.shape[-1]
-    q_BKGTh = (q_BKGTh.astype(jnp.float32) * h**-0.5).astype(k_BKTh.dtype)
+    q_BKGTh = (q_BKGTh.astype(jnp.float32) * scale).astype(k_BKTh.dtype)
 
     def chunk(q_BKGth: jax.Array, segments_Bt: jax.Array, positions_Bt: jax.Array) -> jax.Array:
-        allow_BtS = (segments_Bt[:, :, None] == segments_BT[:, None, :]) & (
-            positions_BT[:, None, :] <= positions_Bt[:, :, None]
-        )
+        ago_BtS = positions_Bt[:, :, None] - positions_BT[:, None, :]
+        allow_BtS = (segments_Bt[:, :, None] == segments_BT[:, None, :]) & (ago_BtS >= 0)
         allow_BtS &= (segments_BT > 0)[:, None, :]
+        if window is not None:
+            allow_BtS &= ago_BtS < window
         parts = [_part(q_BKGth, k_BKTh, v_BKTh, allow_BtS[:, None, None])]
-        parts += [_past_part(q_BKGth, *keys) for keys in past]
+        parts += [_past_part(q_BKGth, *keys, positions_Bt, window) for keys in past]
         return _merge(parts)
 
-    T = segments_BT.shape[1]
+    h, T = q_BKGTh.shape[-1], segments_BT.shape[1]
     if T <= QUERY_CHUNK:
         return chunk(q_BKGTh, segments_BT, positions_BT)
     n = -(-T // QUERY_CHUNK)
@@ -76,13 +80,17 @@ def _part(q_BKGTh, k_BKSh, v_BKSh, allow):
     return o_BKNh.reshape(q_BKGTh.shape), m_BKGT, p_BKGTS.sum(-1)
 
 
-def _past_part(q_BKGTh, k_bKPh, v_bKPh, valid_bP):
+def _past_part(q_BKGTh, k_bKPh, v_bKPh, position_bP, positions_BT, window):
     """Fold the rows that share a state row into its queries, so that no key is copied."""
     B, K, G, T, h = q_BKGTh.shape
-    b = valid_bP.shape[0]
+    b = position_bP.shape[0]
     r = B // b
     folded = q_BKGTh.reshape(b, r, K, G, T, h).swapaxes(1, 2).reshape(b, K, r * G, T, h)
-    part = _part(folded, k_bKPh, v_bKPh, valid_bP[:, None, None, None, :])
+    allow = (position_bP >= 0)[:, None, None, None, :]
+    if window is not None:
+        near_brTP = positions_BT.reshape(b, r, T, 1) - position_bP[:, None, None, :] < window
+        allow = allow & jnp.repeat(near_brTP, G, axis=1)[:, None]
+    part = _part(folded, k_bKPh, v_bKPh, allow)
 
     def unfold(x: jax.Array) -> jax.Array:
         return x.reshape(b, K, r, G, *x.shape[3:]).swapaxes(1, 2).reshape(B, K, G, *x.shape[3:])
