@@ -8,6 +8,9 @@ import numpy as np
 from safetensors.numpy import save_file
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
+from bfm import weights
+from bfm.model.config import from_hf
+
 TEMPLATE = (
     "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' + m['content'] + '<|im_end|>\n' }}"
     "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
@@ -39,6 +42,59 @@ LLAMA = {
     },
 }
 
+_TINY = {
+    "vocab_size": 384,
+    "hidden_size": 48,
+    "intermediate_size": 72,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "rms_norm_eps": 1e-6,
+    "max_position_embeddings": 2048,
+}
+QWEN3 = _TINY | {
+    "architectures": ["Qwen3ForCausalLM"],
+    "model_type": "qwen3",
+    "num_hidden_layers": 3,
+    "hidden_act": "silu",
+    "tie_word_embeddings": False,
+    "rope_theta": 1e6,
+}
+# Four value heads over two key heads, key width unlike value width, a quarter of each head rotated.
+QWEN35 = _TINY | {
+    "architectures": ["Qwen3_5ForCausalLM"],
+    "model_type": "qwen3_5_text",
+    "num_hidden_layers": 4,
+    "full_attention_interval": 2,
+    "hidden_act": "silu",
+    "tie_word_embeddings": False,
+    "rope_parameters": {
+        "rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.25,
+        "mrope_section": [1, 1, 0], "mrope_interleaved": True,
+    },
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 12,
+    "linear_conv_kernel_dim": 4,
+}  # fmt: skip
+# A window shorter than any text, a layer count that is no multiple of the pattern.
+GEMMA3 = _TINY | {
+    "architectures": ["Gemma3ForCausalLM"],
+    "model_type": "gemma3_text",
+    "num_hidden_layers": 4,
+    "layer_types": ["sliding_attention", "full_attention", "sliding_attention", "sliding_attention"],
+    "sliding_window": 7,
+    "query_pre_attn_scalar": 24,
+    "hidden_activation": "gelu_pytorch_tanh",
+    "tie_word_embeddings": True,
+    "rope_parameters": {
+        "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+    },
+}
+FAMILIES = {"llama": LLAMA, "qwen3": QWEN3, "qwen3_5": QWEN35, "gemma3": GEMMA3}
+
 
 def byte_tokenizer() -> Tokenizer:
     """A byte-level BPE without merges: 256 bytes and the control tokens of the template."""
@@ -64,43 +120,31 @@ def write_tokenizer(folder: Path, template: str = TEMPLATE) -> None:
     (folder / "tokenizer_config.json").write_text(json.dumps(settings))
 
 
-def llama_tensors(config: dict, seed: int = 0, scale: float = 0.25) -> dict[str, np.ndarray]:
-    """Random fp32 tensors under Hugging Face names; norms away from one."""
+def tensors(config: dict, seed: int = 0, scale: float = 0.1) -> dict[str, np.ndarray]:
+    """Random fp32 tensors under Hugging Face names; norms away from what a model starts with."""
     rng = np.random.default_rng(seed)
-    d, f, v = config["hidden_size"], config["intermediate_size"], config["vocab_size"]
-    n, k = config["num_attention_heads"], config["num_key_value_heads"]
-    h = config.get("head_dim") or d // n
-
-    def linear(*shape: int) -> np.ndarray:
-        return (scale * rng.standard_normal(shape)).astype(np.float32)
-
-    def norm(size: int) -> np.ndarray:
-        return (1 + 0.3 * rng.standard_normal(size)).astype(np.float32)
-
-    tensors = {"model.embed_tokens.weight": linear(v, d), "model.norm.weight": norm(d)}
-    if not config["tie_word_embeddings"]:
-        tensors["lm_head.weight"] = linear(v, d)
-    for i in range(config["num_hidden_layers"]):
-        at = f"model.layers.{i}."
-        tensors |= {
-            at + "input_layernorm.weight": norm(d),
-            at + "self_attn.q_proj.weight": linear(n * h, d),
-            at + "self_attn.k_proj.weight": linear(k * h, d),
-            at + "self_attn.v_proj.weight": linear(k * h, d),
-            at + "self_attn.o_proj.weight": linear(d, n * h),
-            at + "post_attention_layernorm.weight": norm(d),
-            at + "mlp.gate_proj.weight": linear(f, d),
-            at + "mlp.up_proj.weight": linear(f, d),
-            at + "mlp.down_proj.weight": linear(d, f),
-        }
-    return tensors
+    made = {}
+    for name, shape in weights.expected(from_hf(config)).items():
+        noise = rng.standard_normal(shape)
+        if name.endswith("norm.weight"):
+            plain = config["model_type"] in ("llama", "qwen3") or "linear_attn" in name
+            made[name] = plain + 0.3 * noise
+        elif name.endswith(("A_log", "dt_bias", "conv1d.weight")):
+            made[name] = 0.5 * noise
+        else:
+            made[name] = scale * noise
+    return {name: array.astype(np.float32) for name, array in made.items()}
 
 
-def llama_folder(folder: Path, **overrides) -> Path:
-    """Write a tiny Llama: config.json, model.safetensors, tokenizer and chat template."""
+def folder(folder: Path, base: dict, **overrides) -> Path:
+    """Write a tiny model: config.json, model.safetensors, tokenizer and chat template."""
     folder.mkdir(parents=True, exist_ok=True)
-    config = LLAMA | overrides
+    config = base | overrides
     (folder / "config.json").write_text(json.dumps(config))
-    save_file(llama_tensors(config), folder / "model.safetensors", {"format": "pt"})
+    save_file(tensors(config), folder / "model.safetensors", {"format": "pt"})
     write_tokenizer(folder)
     return folder
+
+
+def llama_folder(path: Path, **overrides) -> Path:
+    return folder(path, LLAMA, **overrides)

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from bfm import weights
-from bfm.model.config import ConfigError, ModelConfig, Rope, from_hf, inverse_frequencies
+from bfm.model.config import ConfigError, ModelConfig, Rope, from_hf, inverse_frequencies, to_hf
 from bfm.model.decoder import decode
 from bfm.model.matmul import dot
 from tests import models, reference
@@ -29,6 +29,15 @@ def logits(model, tokens_BT, past=(), start=0):
     return dot(x_BTD, model.unembed_VD.T), state
 
 
+def alone(model, row):
+    """Logits of one row by itself. It is padded to one length, so that one program serves all."""
+    n = len(row)
+    segments = (jnp.arange(160) < n).astype(jnp.int32)[None]
+    tokens = jnp.array([[*row, *[0] * (160 - n)]])
+    x, _ = run(model, tokens, jnp.arange(160)[None], segments)
+    return dot(x[0, :n], model.unembed_VD.T)
+
+
 def ids(n, seed=1, vocab=384):
     return np.random.default_rng(seed).integers(0, vocab, n).tolist()
 
@@ -39,31 +48,44 @@ def close(got, expected):
     np.testing.assert_allclose(got, expected, rtol=0, atol=TOLERANCE * np.abs(expected).max())
 
 
-VARIANTS = {
-    "llama31": {},
-    "tied": {"tie_word_embeddings": True},
-    "plain_rope": {"rope_scaling": None, "head_dim": None},
-    "one_kv_head": {"num_key_value_heads": 1},
+CASES = {
+    "llama31": (models.LLAMA, {}),
+    "tied": (models.LLAMA, {"tie_word_embeddings": True}),
+    "plain_rope": (models.LLAMA, {"rope_scaling": None, "head_dim": None}),
+    "one_kv_head": (models.LLAMA, {"num_key_value_heads": 1}),
+    "qwen3": (models.QWEN3, {}),
+    "qwen3_5": (models.QWEN35, {}),
+    "all_linear": (models.QWEN35, {"num_hidden_layers": 1}),
+    "gemma3": (models.GEMMA3, {}),
 }
 
 
 @pytest.mark.parametrize(
-    ("variant", "length"),
+    ("case", "length"),
     [("llama31", 1), ("llama31", 64), ("llama31", 200), ("tied", 65), ("plain_rope", 65),
-     ("one_kv_head", 63)],
+     ("one_kv_head", 63), ("qwen3", 65), ("qwen3_5", 3), ("qwen3_5", 64),
+     ("qwen3_5", 200), ("all_linear", 70), ("gemma3", 65)],
 )  # fmt: skip
-def test_logits_equal_the_oracle(tmp_path_factory, variant, length):
-    folder = models.llama_folder(tmp_path_factory.mktemp(variant), **VARIANTS[variant])
+def test_logits_equal_the_oracle(tmp_path_factory, case, length):
+    base, overrides = CASES[case]
+    folder = models.folder(tmp_path_factory.mktemp(case), base, **overrides)
     config = json.loads((folder / "config.json").read_text())
     model = weights.read(weights.open_source(folder))
-    expected = reference.llama_logits(config, models.llama_tensors(config), ids(length))
+    expected = reference.logits(config, models.tensors(config), ids(length))
     close(logits(model, jnp.array([ids(length)]))[0][0], expected)
+
+
+@pytest.fixture(scope="module", params=models.FAMILIES)
+def family(request, tmp_path_factory):
+    """One model of each family."""
+    folder = models.folder(tmp_path_factory.mktemp(request.param), models.FAMILIES[request.param])
+    return weights.read(weights.open_source(folder))
 
 
 @pytest.mark.parametrize("length", [300, 513])
 def test_chunked_queries_equal_the_oracle(tiny, tiny_folder, length):
     config = json.loads((tiny_folder / "config.json").read_text())
-    expected = reference.llama_logits(config, models.llama_tensors(config), ids(length))
+    expected = reference.logits(config, models.tensors(config), ids(length))
     close(logits(tiny.decoder, jnp.array([ids(length)]))[0][0], expected)
 
 
@@ -94,67 +116,102 @@ def test_no_position_reads_a_later_token(tiny):
     assert (gradient[at + 1 :] == 0).all()
 
 
-def test_padding_and_neighbours_change_nothing(tiny):
+def test_padding_and_neighbours_change_nothing(family, tmp_path):
+    """A padded row beside a full one equals the row at its own length, and one padded further."""
     row = ids(20)
-    alone = logits(tiny.decoder, jnp.array([row]))[0][0]
-    tokens = jnp.array([row + [7] * 12, ids(32, seed=2)])
-    segments = jnp.array([[1] * 20 + [0] * 12, [1] * 32])
-    positions = jnp.broadcast_to(jnp.arange(32), (2, 32))
-    x, state = run(tiny.decoder, tokens, positions, segments)
-    close(dot(x[0, :20], tiny.decoder.unembed_VD.T), alone)
+    expected = logits(family, jnp.array([row]))[0][0]
+    tokens = jnp.array([row + [7] * 60, ids(80, seed=2)])
+    segments = jnp.array([[1] * 20 + [0] * 60, [1] * 80])
+    positions = jnp.broadcast_to(jnp.arange(80), (2, 80))
+    x, state = run(family, tokens, positions, segments)
+    close(dot(x[0, :20], family.unembed_VD.T), expected)
+    close(alone(family, row), expected)
     assert np.isfinite(np.asarray(x)).all()
-    assert (state.position_bP >= 0).sum() == 52
+    assert (state.position_bP >= 0).sum() == 100
 
 
-def test_packed_rows_equal_each_row_alone(tiny):
-    parts = [ids(n, seed=n) for n in (5, 17, 1, 30)]
+def test_packed_rows_equal_each_row_alone(family):
+    """Also where they continue a state: every segment sees the past, none sees another."""
+    sizes = (5, 17, 1, 70)
+    parts = [ids(n, seed=n) for n in sizes]
     tokens = jnp.array([[*itertools.chain(*parts), *[0] * 11]])
-    segments = np.repeat([1, 2, 3, 4, 0], [5, 17, 1, 30, 11])[None]
-    positions = np.concatenate([np.arange(n) for n in (5, 17, 1, 30, 11)])[None]
-    x, _ = run(tiny.decoder, tokens, jnp.array(positions), jnp.array(segments))
-    got = dot(x, tiny.decoder.unembed_VD.T)[0]
-    at = 0
-    for part in parts:
-        close(got[at : at + len(part)], logits(tiny.decoder, jnp.array([part]))[0][0])
-        at += len(part)
+    segments = jnp.array(np.repeat([1, 2, 3, 9, 0], [*sizes, 11])[None])
+    head = ids(6, seed=99)
+    _, past = logits(family, jnp.array([head]))
+    for before, states in (([], ()), (head, (past,))):
+        start = len(before)
+        positions = start + jnp.array(np.concatenate([np.arange(n) for n in (*sizes, 11)])[None])
+        x, _ = run(family, tokens, positions, segments, states)
+        got, at = dot(x, family.unembed_VD.T)[0], 0
+        for part in parts:
+            close(got[at : at + len(part)], alone(family, [*before, *part])[start:])
+            at += len(part)
 
 
-@pytest.mark.parametrize("cuts", [(1,), (16,), (39,), (3, 20), (7, 8, 9), (290, 310)])
-def test_continuing_from_states_equals_the_whole(tiny, cuts):
-    row = ids(40 if cuts[-1] < 40 else 330)
-    whole = logits(tiny.decoder, jnp.array([row]))[0][0]
+def continued(model, row, cuts):
     past, pieces, edges = (), [], [0, *cuts, len(row)]
     for start, end in itertools.pairwise(edges):
-        got, state = logits(tiny.decoder, jnp.array([row[start:end]]), past, start=start)
+        got, state = logits(model, jnp.array([row[start:end]]), past, start=start)
         past = (*past, state)
         pieces.append(got[0])
-    close(jnp.concatenate(pieces), whole)
+    return jnp.concatenate(pieces)
 
 
-def test_many_rows_share_one_state(tiny):
+@pytest.mark.parametrize("cuts", [(2, 3), (60, 130)])
+def test_continuing_from_states_equals_the_whole(family, cuts):
+    row = ids(40 if cuts[-1] < 40 else 140)
+    close(continued(family, row, cuts), alone(family, row))
+
+
+@pytest.mark.parametrize("cuts", [(1,), (16,), (39,), (7, 8, 9), (20,)])
+def test_continuing_at_any_edge(tiny, cuts):
+    row = ids(330 if cuts == (20,) else 40)
+    close(continued(tiny.decoder, row, cuts), logits(tiny.decoder, jnp.array([row]))[0][0])
+
+
+def test_many_rows_share_one_state(family):
     """Two turns of different length, three suffixes each: six rows continue two state rows."""
+    n = 70
     head, turns = ids(4), [ids(9, seed=3), ids(6, seed=4)]
-    suffixes = [ids(5, seed=10 + i) for i in range(6)]
-    _, head_state = logits(tiny.decoder, jnp.array([head]))
+    suffixes = [ids(n, seed=10 + i) for i in range(6)]
+    _, head_state = logits(family, jnp.array([head]))
     tokens = jnp.array([turns[0], turns[1] + [0] * 3])
     segments = jnp.array([[1] * 9, [1] * 6 + [0] * 3])
     positions = jnp.broadcast_to(4 + jnp.arange(9), (2, 9))
-    _, turn_state = run(tiny.decoder, tokens, positions, segments, (head_state,))
+    _, turn_state = run(family, tokens, positions, segments, (head_state,))
     base = jnp.array([13, 13, 13, 10, 10, 10])
-    positions = base[:, None] + jnp.arange(5)
-    ones = jnp.ones((6, 5), jnp.int32)
-    x, _ = run(tiny.decoder, jnp.array(suffixes), positions, ones, (head_state, turn_state))
+    positions = base[:, None] + jnp.arange(n)
+    ones = jnp.ones((6, n), jnp.int32)
+    x, _ = run(family, jnp.array(suffixes), positions, ones, (head_state, turn_state))
     for i, suffix in enumerate(suffixes):
         row = head + turns[i // 3] + suffix
-        close(
-            dot(x[i], tiny.decoder.unembed_VD.T), logits(tiny.decoder, jnp.array([row]))[0][0, -5:]
-        )
+        close(dot(x[i], family.unembed_VD.T), alone(family, row)[-n:])
+
+
+def test_padding_leaves_a_state_as_it_was_and_gradients_finite(family):
+    _, head_state = logits(family, jnp.array([ids(6)]))
+    zeros = jnp.zeros((1, 130), jnp.int32)
+    _, state = run(family, zeros, zeros, zeros, (head_state,))
+    if state.state_LbKgdv is not None:
+        np.testing.assert_array_equal(state.state_LbKgdv, head_state.state_LbKgdv)
+        np.testing.assert_array_equal(state.inputs_LbWC, head_state.inputs_LbWC)
+
+    def loss(model):
+        tokens = jnp.array([ids(130), [0] * 130])
+        segments = jnp.array([[1] * 30 + [0] * 100, [0] * 130])
+        positions = jnp.broadcast_to(jnp.arange(130), (2, 130))
+        x, _ = decode(model, tokens, positions, segments)
+        return (dot(x[0, :30], model.unembed_VD.T) ** 3).mean()
+
+    gradient = jax.tree.leaves(jax.jit(jax.grad(loss))(family))
+    for leaf in gradient:
+        assert np.isfinite(np.asarray(leaf)).all() and np.abs(np.asarray(leaf)).max() > 0
 
 
 @pytest.mark.parametrize(
     ("change", "named"),
     [
-        ({"model_type": "mamba"}, "model_type: 'mamba'"),
+        ({"model_type": "mamba"}, "model_type: 'mamba' is not supported; families: Llama 2/3"),
         ({"hidden_act": "gelu"}, "hidden_act: 'gelu'"),
         ({"attention_bias": True}, "attention_bias"),
         ({"new_feature": 3}, "new_feature: unknown field"),
@@ -168,6 +225,31 @@ def test_a_config_that_cannot_be_computed_is_refused_by_name(change, named):
     with pytest.raises(ConfigError, match=named) as caught:
         from_hf(models.LLAMA | change)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("base", "change", "named"),
+    [
+        ("qwen3", {"use_sliding_window": True}, "use_sliding_window: True"),
+        ("qwen3", {"num_experts": 8}, "num_experts: unknown field"),
+        ("qwen3_5", {"attn_output_gate": False}, "attn_output_gate: False"),
+        ("qwen3_5", {"linear_num_value_heads": 3}, "linear_"),
+        ("qwen3_5", {"layer_types": ["mamba"] * 4}, "layer_types: 'mamba'"),
+        ("qwen3_5", {"layer_types": ["full_attention"]}, "layer_types: 1 for 4 layers"),
+        ("gemma3", {"final_logit_softcapping": 30.0}, "final_logit_softcapping: 30.0"),
+        ("gemma3", {"use_bidirectional_attention": True}, "use_bidirectional_attention: True"),
+    ],
+)
+def test_what_a_family_does_not_compute_is_refused_by_name(base, change, named):
+    with pytest.raises(ConfigError, match=named) as caught:
+        from_hf(models.FAMILIES[base] | change)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("base", models.FAMILIES)
+def test_a_config_survives_its_export(base):
+    config = from_hf(models.FAMILIES[base])
+    assert from_hf(to_hf(config)) == config
 
 
 def test_rope_parameters_of_transformers_5_mean_the_same():

@@ -60,7 +60,7 @@ def test_labels_are_what_the_tokens_say_and_the_oracle_agrees(make, tiny, tiny_f
     assert [x["id"] for x in labels] == ["r0", "r1", "r2"]
     assert meta["timing"]["score_s"] > 0 and meta["timing"]["sequences"] == 3 * 6
     config = json.loads((tiny_folder / "config.json").read_text())
-    tensors = models.llama_tensors(config)
+    tensors = models.tensors(config)
     encode, decode = tiny.scaffold.tokenizer.encode, tiny.scaffold.tokenizer.decode
     for line in tokens:
         source = records[int(line["id"][1])]
@@ -68,7 +68,7 @@ def test_labels_are_what_the_tokens_say_and_the_oracle_agrees(make, tiny, tiny_f
         answer = source["options"][source["answer_index"]]
         assert decode(line["ids"][slice(*line["a_span"])]) == answer + "<|im_end|>"
         assert line["a_span"][1] == len(line["ids"])
-        logits = reference.llama_logits(config, tensors, line["ids"])
+        logits = reference.logits(config, tensors, line["ids"])
         for name in "qa":
             expected = reference.span_logp(logits, line["ids"], line[f"{name}_span"])
             assert line[f"logp_{name}"] == pytest.approx(expected, abs=2e-4, rel=2e-6)

@@ -85,7 +85,7 @@ def test_spans_equal_the_oracle(tiny, tiny_folder):
             jnp.array([[*member, -1]]),
         ),
     )
-    expected = reference.llama_logits(config, models.llama_tensors(config), row)
+    expected = reference.logits(config, models.tensors(config), row)
     for k, span in enumerate(spans):
         assert float(sums[0, k]) == pytest.approx(
             reference.span_logp(expected, row, span), abs=2e-4

@@ -21,16 +21,19 @@ pytestmark = pytest.mark.torch
 
 LOGITS = 1e-4  # relative to the largest logit, fp32
 SPAN = 2e-3  # nats, the sum over a span, fp32
+run = jax.jit(decode)
 TOKEN_BF16 = 0.02  # nats a token, on average, bf16 against fp32
 
 
 def theirs(folder, **options):
     from transformers import AutoModelForCausalLM
 
-    model = AutoModelForCausalLM.from_pretrained(
+    loaded = AutoModelForCausalLM.from_pretrained(
         folder, dtype=torch.float32, attn_implementation="eager", **options
     )
-    return model.eval()
+    if isinstance(loaded, tuple):
+        return loaded[0].eval(), loaded[1]
+    return loaded.eval()
 
 
 def rescore(model, line):
@@ -41,30 +44,49 @@ def rescore(model, line):
     return [sum(logp[i - 1, line["ids"][i]].item() for i in range(*span)) for span in spans]
 
 
-@pytest.mark.parametrize(
-    "overrides",
-    [{}, {"tie_word_embeddings": True, "rope_scaling": None}, {"rope_scaling": {
-        "rope_type": "linear", "factor": 2.0}}],
-)  # fmt: skip
-def test_logits(tmp_path, overrides):
-    folder = models.llama_folder(tmp_path, **overrides)
-    model, reference = weights.read(weights.open_source(folder)), theirs(folder)
-    for length in (1, 65, 200):
+CASES = {
+    **{name: (base, {}) for name, base in models.FAMILIES.items()},
+    "llama tied": (models.LLAMA, {"tie_word_embeddings": True, "rope_scaling": None}),
+    "llama linear": (models.LLAMA, {"rope_scaling": {"rope_type": "linear", "factor": 2.0}}),
+    "qwen3 tied": (models.QWEN3, {"tie_word_embeddings": True, "num_key_value_heads": 3}),
+    "qwen3_5 tied": (models.QWEN35, {"tie_word_embeddings": True, "full_attention_interval": 4}),
+    "gemma3 default pattern": (models.GEMMA3, {"layer_types": None, "num_hidden_layers": 7}),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_logits(tmp_path, case):
+    """Also of the folder that we export; every tensor's name is known to transformers."""
+    base, overrides = CASES[case]
+    folder = models.folder(tmp_path, base, **overrides)
+    model = weights.read(weights.open_source(folder))
+    weights.export(model, tmp_path / "out")
+    reference, info = theirs(folder, output_loading_info=True)
+    exported, exported_info = theirs(tmp_path / "out", output_loading_info=True)
+    assert not any([*info.values(), *exported_info.values()])
+    for length in (1, 3, 63, 64, 65, 200):
         ids = np.random.default_rng(length).integers(0, 384, (1, length))
         with torch.no_grad():
             expected = reference(torch.tensor(ids)).logits[0].numpy()
-        ones = jnp.ones(ids.shape, jnp.int32)
-        x, _ = jax.jit(decode)(model, jnp.array(ids), jnp.arange(length)[None], ones)
-        got = np.asarray(dot(x, model.unembed_VD.T))[0]
+            assert (exported(torch.tensor(ids)).logits[0].numpy() == expected).all()
+        padded = np.pad(ids, ((0, 0), (0, 208 - length)))  # one program for all lengths
+        segments = (np.arange(208) < length).astype(np.int32)[None]
+        x, _ = run(model, jnp.array(padded), jnp.arange(208)[None], jnp.array(segments))
+        got = np.asarray(dot(x, model.unembed_VD.T))[0, :length]
         assert np.abs(got - expected).max() <= LOGITS * np.abs(expected).max()
 
 
-@pytest.mark.parametrize("form", ["text", "letter"])
-def test_every_dumped_sequence(tiny_folder, tmp_path, form):
+@pytest.mark.parametrize(
+    ("family", "form"),
+    [("llama", "letter"), *((family, "text") for family in models.FAMILIES)],
+)
+def test_every_dumped_sequence(tmp_path, family, form):
+    """What the scorer makes of shared states equals the whole sequence in transformers."""
+    folder = models.folder(tmp_path / "model", models.FAMILIES[family])
     data = write(tmp_path / "data.jsonl", [record(i) for i in range(3)])
-    config = {"model": {"path": str(tiny_folder)}, "data": data, "dump_tokens": True}
+    config = {"model": {"path": str(folder)}, "data": data, "dump_tokens": True}
     labeling.run(Settings.of(config | {"label": {"answer": form}}), tmp_path / "w")
-    model = theirs(tiny_folder)
+    model = theirs(folder)
     for line in lines(tmp_path / "w" / TOKENS):
         np.testing.assert_allclose(
             rescore(model, line), [line["logp_q"], line["logp_a"]], atol=SPAN, rtol=0

@@ -39,11 +39,11 @@ def test_scores_equal_the_oracle_around_every_bucket_edge(tiny, tiny_folder):
     job = Job(tuple(ids(rng, n) for n in lengths), (suffix(rng),))
     scored = Scorer(tiny.decoder, HEAD).score([job])[0]
     config = json.loads((tiny_folder / "config.json").read_text())
-    tensors = models.llama_tensors(config)
+    tensors = models.tensors(config)
     for prefix, [result] in zip(((), *job.prefixes), scored, strict=True):
         [tail] = job.suffixes
         row = [*HEAD, *prefix, *tail.ids]
-        logits = reference.llama_logits(config, tensors, row)
+        logits = reference.logits(config, tensors, row)
         start = len(HEAD) + len(prefix)
         for got, (s, e) in ((result.logp_q, tail.q), (result.logp_a, tail.a)):
             assert got == pytest.approx(

@@ -11,7 +11,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from bfm import weights
-from bfm.model.config import ConfigError
+from bfm.model.config import ConfigError, from_hf
 from bfm.weights import WeightsError
 from tests import models
 
@@ -238,3 +238,214 @@ def test_no_fp32_copy_of_a_model_is_held(folder):
     tracemalloc.stop()
     total = sum(leaf.nbytes for leaf in jax.tree.leaves(model))
     assert peak < 2 * total + 500_000  # fp32 would be twice the model on top of it
+
+
+# --- families ------------------------------------------------------------------------------------
+
+LLAMA_31_8B = {
+    "model_type": "llama", "vocab_size": 128256, "hidden_size": 4096, "intermediate_size": 14336,
+    "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8,
+    "rms_norm_eps": 1e-5, "max_position_embeddings": 131072, "rope_theta": 500000.0,
+    "rope_scaling": models.LLAMA["rope_scaling"] | {"original_max_position_embeddings": 8192},
+}  # fmt: skip
+QWEN_35_9B = {
+    "model_type": "qwen3_5",
+    "architectures": ["Qwen3_5ForConditionalGeneration"],
+    "image_token_id": 248056,
+    "vision_config": {"depth": 27},
+    "text_config": {
+        "model_type": "qwen3_5_text", "vocab_size": 248320, "hidden_size": 4096,
+        "intermediate_size": 12288, "num_hidden_layers": 32, "num_attention_heads": 16,
+        "num_key_value_heads": 4, "head_dim": 256, "full_attention_interval": 4,
+        "linear_num_key_heads": 16, "linear_num_value_heads": 32, "linear_key_head_dim": 128,
+        "linear_value_head_dim": 128, "linear_conv_kernel_dim": 4, "mtp_num_hidden_layers": 1,
+        "max_position_embeddings": 262144, "attn_output_gate": True,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 1e7, "mrope_interleaved": True,
+                            "partial_rotary_factor": 0.25, "mrope_section": [11, 11, 10]},
+    },
+}  # fmt: skip
+MLP = {"gate_proj.weight": (12288, 4096), "up_proj.weight": (12288, 4096),
+       "down_proj.weight": (4096, 12288)}  # fmt: skip
+
+
+def published() -> dict[str, dict[str, tuple[int, ...]]]:
+    """Names and shapes of the published files, written out by hand (models.md, A.6)."""
+    llama = {"model.embed_tokens.weight": (128256, 4096), "model.norm.weight": (4096,),
+             "lm_head.weight": (128256, 4096)}  # fmt: skip
+    qwen = {"model.embed_tokens.weight": (248320, 4096), "model.norm.weight": (4096,),
+            "lm_head.weight": (248320, 4096)}  # fmt: skip
+    for i in range(32):
+        at = f"model.layers.{i}."
+        norms = {at + "input_layernorm.weight": (4096,),
+                 at + "post_attention_layernorm.weight": (4096,)}  # fmt: skip
+        llama |= norms | {
+            at + "self_attn.q_proj.weight": (4096, 4096),
+            at + "self_attn.k_proj.weight": (1024, 4096),
+            at + "self_attn.v_proj.weight": (1024, 4096),
+            at + "self_attn.o_proj.weight": (4096, 4096),
+            at + "mlp.gate_proj.weight": (14336, 4096),
+            at + "mlp.up_proj.weight": (14336, 4096),
+            at + "mlp.down_proj.weight": (4096, 14336),
+        }
+        qwen |= norms | {at + "mlp." + name: shape for name, shape in MLP.items()}
+        if i % 4 == 3:
+            qwen |= {
+                at + "self_attn.q_proj.weight": (8192, 4096),
+                at + "self_attn.k_proj.weight": (1024, 4096),
+                at + "self_attn.v_proj.weight": (1024, 4096),
+                at + "self_attn.o_proj.weight": (4096, 4096),
+                at + "self_attn.q_norm.weight": (256,),
+                at + "self_attn.k_norm.weight": (256,),
+            }
+        else:
+            at += "linear_attn."
+            qwen |= {
+                at + "in_proj_qkv.weight": (8192, 4096), at + "in_proj_z.weight": (4096, 4096),
+                at + "in_proj_b.weight": (32, 4096), at + "in_proj_a.weight": (32, 4096),
+                at + "conv1d.weight": (8192, 1, 4), at + "A_log": (32,), at + "dt_bias": (32,),
+                at + "norm.weight": (128,), at + "out_proj.weight": (4096, 4096),
+            }  # fmt: skip
+    return {"llama": llama, "qwen": qwen}
+
+
+@pytest.mark.parametrize(
+    ("raw", "name", "parameters"),
+    [(LLAMA_31_8B, "llama", 8_030_261_248), (QWEN_35_9B, "qwen", 8_953_803_264)],
+)
+def test_the_papers_models_have_their_published_tensors(raw, name, parameters):
+    config = from_hf(raw)
+    assert weights.expected(config) == published()[name]
+    leaves = jax.tree.leaves(weights.abstract_decoder(config, "bfloat16"))
+    assert sum(leaf.size for leaf in leaves) == parameters
+    assert config.window == (131072 if name == "llama" else 262144)
+
+
+@pytest.mark.parametrize("family", models.FAMILIES)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_model_survives_its_export_bit_for_bit(family, dtype, tmp_path):
+    folder = models.folder(tmp_path / "in", models.FAMILIES[family])
+    edit(folder, lambda t: t.update({
+        name: array.astype(dtype) for name, array in t.items()
+        if not name.endswith(("A_log", "linear_attn.norm.weight"))
+    }))  # fmt: skip
+    model = weights.read(weights.open_source(folder), dtype)
+    weights.export(model, tmp_path / "out", shard_bytes=50_000 if dtype == "float32" else 1 << 30)
+    files = sorted((tmp_path / "out").glob("*.safetensors"))
+    assert (len(files) > 1) == (dtype == "float32")
+    out = {name: array for file in files for name, array in load_file(file).items()}
+    original = load_file(folder / "model.safetensors")
+    assert out.keys() == original.keys()
+    for name, array in original.items():
+        assert out[name].dtype == array.dtype
+        np.testing.assert_array_equal(out[name].view(np.uint8), array.view(np.uint8))
+    again = weights.open_source(tmp_path / "out")
+    assert again.config == model.config
+    assert not list((tmp_path / "out").glob("*.part"))
+
+
+def test_vision_and_prediction_heads_are_skipped_and_nothing_else(tmp_path):
+    folder = models.folder(tmp_path, models.QWEN35)
+    plain = leaves(weights.read(weights.open_source(folder)))
+    text = json.loads((folder / "config.json").read_text())
+    wrapper = {"model_type": "qwen3_5", "text_config": text, "vision_config": {}, "image_token_id": 1}
+    (folder / "config.json").write_text(json.dumps(wrapper))
+
+    def wrap(t):
+        t |= {n.replace("model.", "model.language_model.", 1): t.pop(n) for n in list(t)}
+        t["model.visual.patch_embed.weight"] = t["mtp.fc.weight"] = np.zeros((2, 2), np.float32)
+
+    edit(folder, wrap)
+    wrapped = leaves(weights.read(weights.open_source(folder)))
+    assert all((wrapped[name] == plain[name]).all() for name in plain)
+    edit(folder, lambda t: t.update({"model.audio.weight": np.zeros(2, np.float32)}))
+    with pytest.raises(WeightsError, match=r"model\.audio\.weight: unknown tensor"):
+        weights.open_source(folder)
+
+
+def to_gguf(folder, path):
+    """Write a Qwen3, Gemma 3 or Qwen3.5 folder as llama.cpp's converter does, on a table of its own."""
+    raw = json.loads((folder / "config.json").read_text())
+    kind = {"qwen3": "qwen3", "gemma3_text": "gemma3", "qwen3_5_text": "qwen35"}[raw["model_type"]]
+    names = GGUF_NAMES | {
+        "model.layers.{i}.self_attn.q_norm.weight": "blk.{i}.attn_q_norm.weight",
+        "model.layers.{i}.self_attn.k_norm.weight": "blk.{i}.attn_k_norm.weight",
+    }
+    after = "model.layers.{i}.post_attention_layernorm.weight"
+    if kind == "gemma3":
+        names |= {
+            after: "blk.{i}.post_attention_norm.weight",
+            "model.layers.{i}.pre_feedforward_layernorm.weight": "blk.{i}.ffn_norm.weight",
+            "model.layers.{i}.post_feedforward_layernorm.weight": "blk.{i}.post_ffw_norm.weight",
+        }
+    if kind == "qwen35":
+        names |= {after: "blk.{i}.post_attention_norm.weight"}
+        names |= {
+            f"model.layers.{{i}}.linear_attn.{a}": f"blk.{{i}}.{b}" for a, b in {
+                "in_proj_qkv.weight": "attn_qkv.weight", "in_proj_z.weight": "attn_gate.weight",
+                "in_proj_b.weight": "ssm_beta.weight", "in_proj_a.weight": "ssm_alpha.weight",
+                "conv1d.weight": "ssm_conv1d.weight", "A_log": "ssm_a", "dt_bias": "ssm_dt.bias",
+                "norm.weight": "ssm_norm.weight", "out_proj.weight": "ssm_out.weight"}.items()
+        }  # fmt: skip
+    writer = gguf.GGUFWriter(path, kind)
+    writer.add_block_count(raw["num_hidden_layers"] + (kind == "qwen35"))
+    writer.add_context_length(raw["max_position_embeddings"])
+    writer.add_embedding_length(raw["hidden_size"])
+    writer.add_feed_forward_length(raw["intermediate_size"])
+    writer.add_head_count(raw["num_attention_heads"])
+    writer.add_head_count_kv(raw["num_key_value_heads"])
+    writer.add_key_length(raw["head_dim"])
+    writer.add_value_length(raw["head_dim"])
+    writer.add_layer_norm_rms_eps(raw["rms_norm_eps"])
+    rope = raw.get("rope_parameters", raw)
+    writer.add_rope_freq_base(rope.get("full_attention", rope)["rope_theta"])
+    if kind == "gemma3":
+        writer.add_sliding_window(raw["sliding_window"])
+        writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
+        writer.add_rope_scaling_factor(rope["full_attention"]["factor"])
+    if kind == "qwen35":
+        values = raw["linear_num_value_heads"]
+        writer.add_rope_dimension_count(int(raw["head_dim"] * rope["partial_rotary_factor"]))
+        writer.add_uint32("qwen35.ssm.conv_kernel", raw["linear_conv_kernel_dim"])
+        writer.add_uint32("qwen35.ssm.state_size", raw["linear_key_head_dim"])
+        writer.add_uint32("qwen35.ssm.group_count", raw["linear_num_key_heads"])
+        writer.add_uint32("qwen35.ssm.time_step_rank", values)
+        writer.add_uint32("qwen35.ssm.inner_size", values * raw["linear_value_head_dim"])
+        writer.add_uint32("qwen35.full_attention_interval", raw["full_attention_interval"])
+        writer.add_uint32("qwen35.nextn_predict_layers", 1)
+        writer.add_tensor(f"blk.{raw['num_hidden_layers']}.nextn.eh_proj.weight", np.zeros((2, 2), np.float32))
+    for name, array in load_file(folder / "model.safetensors").items():
+        layer = name.split(".")[2] if ".layers." in name else ""
+        target = names[name.replace(f".{layer}.", ".{i}.", 1) if layer else name].format(i=layer)
+        if kind != "qwen3" and name.endswith("norm.weight") and "linear_attn" not in name:
+            array = array + np.float32(1)
+        if "linear_attn" in name:
+            keys, d = raw["linear_num_key_heads"], raw["linear_key_head_dim"]
+            # grouped (K, g) -> tiled (g, K): value head j = k g + r is stored at r K + k
+            order = np.arange(values).reshape(keys, -1).T.ravel()
+            tile = lambda a: a.reshape(values, -1)[order].reshape(a.shape)  # noqa: E731
+            if "qkv" in name or "conv1d" in name:
+                array = array.reshape(array.shape[0], -1)
+                array = np.concatenate([array[: 2 * keys * d], tile(array[2 * keys * d :])])
+            elif "out_proj" in name:
+                array = tile(array.T.copy()).T
+            elif not name.endswith("norm.weight"):
+                array = tile(-np.exp(array) if name.endswith("A_log") else array)
+        writer.add_tensor(target, np.ascontiguousarray(array))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+@pytest.mark.parametrize("family", ["qwen3", "gemma3", "qwen3_5"])
+def test_gguf_of_each_family_equals_its_folder(family, tmp_path):
+    """Norm offsets, value-head tiling and the decay's form are undone; the extra block is skipped."""
+    overrides = {"query_pre_attn_scalar": 16, "layer_types": None} if family == "gemma3" else {}
+    folder = models.folder(tmp_path / "hf", models.FAMILIES[family], **overrides)
+    to_gguf(folder, tmp_path / "m.gguf")
+    source, theirs = weights.open_source(folder), weights.open_source(tmp_path / "m.gguf")
+    assert theirs.config == source.config
+    mine, other = leaves(weights.read(source)), leaves(weights.read(theirs))
+    assert mine.keys() == other.keys()
+    for name, array in mine.items():
+        np.testing.assert_allclose(other[name], array, rtol=0, atol=3e-7, err_msg=name)

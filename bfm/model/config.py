@@ -504,7 +504,7 @@ def _from_gguf(arch: str, fields: Mapping[str, Any], vocab: int, tied: bool, fac
         n_heads=heads,
         n_kv=int(fields.get("attention.head_count_kv", heads)),
         d_head=d_head,
-        eps=float(fields["attention.layer_norm_rms_epsilon"]),
+        eps=float(str(np.float32(fields["attention.layer_norm_rms_epsilon"]))),  # 1e-6, as it was
         window=int(fields["context_length"]),
         tied=tied,
     )

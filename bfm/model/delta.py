@@ -24,7 +24,6 @@ class Runs(NamedTuple):
     """Where segments begin and end in a block; padding (segment 0) belongs to the run before it."""
 
     active_BT: jax.Array  # bool, not padding
-    start_BT: jax.Array  # bool, first token of a run
     run_BT: jax.Array  # int32, number of starts so far; 0 before the first
     place_BT: jax.Array  # int32, index within the run, padding counted
     last_B: jax.Array  # int32, index of the last token that is not padding, or -1
@@ -46,7 +45,7 @@ def runs(segments_BT: jax.Array) -> Runs:
     start_BT = active_BT & (segments_BT != before_BT)
     began_BT = jax.lax.cummax(jnp.where(start_BT, t, -1), axis=1)
     run_BT = jnp.cumsum(start_BT, axis=1, dtype=jnp.int32)
-    return Runs(active_BT, start_BT, run_BT, t - began_BT, seen_BT[:, -1])
+    return Runs(active_BT, run_BT, t - began_BT, seen_BT[:, -1])
 
 
 def convolve(
@@ -112,29 +111,24 @@ def delta_rule(
 
     q, k = split(q_BKTd, 2), split(k_BKTd, 2)
     v, g, beta = split(v_BKgTv, 3), split(log_decay_BKgT, 3), split(beta_BKgT, 3)
-    run, start = split(r.run_BT, 1, "edge"), split(r.start_BT, 1)
+    run = split(r.run_BT, 1, "edge")
 
-    # Within chunks, all at once. Decay since the run began (in this chunk) and between two tokens.
-    total = jnp.cumsum(g, axis=-1)
-    began = jax.lax.cummin(
-        jnp.where(start[:, :, None, None], total - g, 0.0), axis=total.ndim - 1
-    )
-    since = jnp.exp(total - began)
+    # Within chunks, all at once. A gap between two tokens is the sum of the decays between them and not
+    # a difference of sums from the start, which loses its digits where decay is fast.
+    run_i, run_j = run[:, :, None, None, :, None], run[:, :, None, None, None, :]
     i = jnp.arange(C)
-    same = (run[..., :, None] == run[..., None, :]) & (i[:, None] >= i)
-    gap = total[..., :, None] - total[..., None, :]
-    # The exponent is masked, not the value: exp of a later token's gap overflows, and inf * 0 is nan.
-    decay = jnp.exp(jnp.where(same[:, :, None, None], gap, -1e30))
+    same = (run_i == run_j) & (i[:, None] >= i)
+    later = (run_i == run_j) & (i[:, None] > i)
+    gap = jnp.cumsum(jnp.where(later, g[..., :, None], 0.0), axis=-2)
+    decay = jnp.where(same, jnp.exp(gap), 0.0)
+    since = jnp.exp(jnp.sum(jnp.where(same, g[..., None, :], 0.0), axis=-1))  # the run began
     kk = _einsum("nbkid,nbkjd->nbkij", k, k)[:, :, :, None]
     qk = _einsum("nbkid,nbkjd->nbkij", q, k)[:, :, :, None] * decay
     inverse = _unit_lower_inverse(jnp.where(i[:, None] > i, kk * decay * beta[..., None], 0.0))
     u = _einsum("nbkgij,nbkgjv->nbkgiv", inverse, v * beta[..., None])
     kg, qg = (x[:, :, :, None] * since[..., None] for x in (k, q))
     w = _einsum("nbkgij,nbkgjd->nbkgid", inverse, kg * beta[..., None])
-    left = jnp.exp(
-        jnp.where((run == run[..., -1:])[:, :, None, None], total[..., -1:] - total, -1e30)
-    )
-    ahead = k[:, :, :, None] * left[..., None]
+    ahead = k[:, :, :, None] * decay[..., -1, :, None]
     chunks = (u, w, qg, qk, ahead, since[..., -1], run)
 
     def output(chunk, held_w, held_q):
