@@ -24,8 +24,9 @@ class Batch(NamedTuple):
 def bucket(length: int, parts: int = 4) -> int:
     """Round a length up to its bucket: multiples of 8, at least `parts` of them an octave.
 
-    bucket(1) == 8, bucket(53) == 56, bucket(128) == 128, bucket(129) == 160, bucket(300) == 320. With 4 parts padding
-    is at most 25 % of the length above 32; the number of shapes grows with log2 of the longest row.
+    bucket(1) == 8, bucket(53) == 56, bucket(128) == 128, bucket(129) == 160, bucket(300) == 320. With
+    4 parts padding is at most 25 % of the length above 32; the number of shapes grows with log2 of the
+    longest row.
     """
     octave = 1 << max(0, length - 1).bit_length()  # the power of two at or above the length
     step = max(SMALLEST_BUCKET, octave // (2 * parts))

@@ -63,7 +63,7 @@ def span_logprobs(
 
 
 def token_logprobs(x_BnD: jax.Array, unembed_VD: jax.Array, target_BnC: jax.Array) -> jax.Array:
-    """Return log softmax(x W^T) at the target tokens, fp32 [B, n, C], a chunk of the vocabulary at a time.
+    """Return log softmax(x W^T) at the target tokens, fp32 [B, n, C], by chunks of the vocabulary.
 
     Peak memory is VOCAB_CHUNK logits a position, whatever the vocabulary; maximum, sum and logits are
     fp32. Running maximum and sum: arXiv 1805.02867.

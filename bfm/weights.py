@@ -105,7 +105,7 @@ _RENAMED: dict[str, dict[str, Entry]] = {
 
 
 def tensors(config: ModelConfig, name: str) -> tuple[Entry, list[int]]:
-    """Return the table's entry of a parameter ("full.q_DNh") and the layers it stacks ([]: no layer)."""
+    """Return the table's entry of a parameter ("full.q_DNh") and the layers it stacks, if any."""
     entry = _RENAMED.get(config.family, {}).get(name) or TABLE[name]
     mixer = name.partition(".")[0]
     return entry, config.layers_of(mixer == "linear") if mixer in ("full", "linear") else []
@@ -145,8 +145,8 @@ def read(
     """Read a checked source into a decoder whose parameters have `dtype`.
 
     dtype: "float32" or "bfloat16" (decay rates and the norm behind them stay fp32, as published).
-    `sharding(path)` gives the placement of a parameter ("full.q_DNh"); default: the first device. Host memory holds one stacked parameter in the
-    wanted dtype at a time, never the model in fp32.
+    `sharding(path)` gives the placement of a parameter ("full.q_DNh"); default: the first device. Host
+    memory holds one stacked parameter in the wanted dtype at a time, never the model in fp32.
     """
     abstract = abstract_decoder(source.config, dtype)
     leaves, treedef = jax.tree_util.tree_flatten_with_path(abstract)
@@ -396,7 +396,9 @@ def export(decoder: Decoder, folder: str | Path, shard_bytes: int = 4 << 30) -> 
         save_file({t: make() for t, make, _ in shard}, folder / f"{name}.part", {"format": "pt"})
         os.replace(folder / f"{name}.part", folder / name)
         index |= {tensor: name for tensor, _, _ in shard}
-    _write_json(folder / "config.json", {**model_config.to_hf(config), "dtype": str(decoder.embed_VD.dtype)})
+    _write_json(
+        folder / "config.json", {**model_config.to_hf(config), "dtype": str(decoder.embed_VD.dtype)}
+    )
     if len(shards) > 1:
         total = sum(bytes_ for *_, bytes_ in parts)
         _write_json(folder / "model.safetensors.index.json", {

@@ -255,6 +255,7 @@ def plot(curves, path) -> None:
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
+    from matplotlib.ticker import NullFormatter
 
     fig, axes = pyplot.subplots(1, 2, figsize=(10, 4), layout="constrained")
     for axis, (name, points) in zip(axes, curves.items(), strict=True):
@@ -263,6 +264,10 @@ def plot(curves, path) -> None:
         axis.loglog(x, [y[-1] * n / x[-1] for n in x], "--", color="0.6", label="proportional")
         axis.set(xlabel=name, ylabel="seconds", title=f"time against {name}")
         axis.grid(True, which="both", alpha=0.2)
+        axis.xaxis.set_minor_formatter(NullFormatter())
+        axis.set_xticks(x, [f"{n:,}" for n in x])
+        axis.yaxis.set_major_formatter("{x:g}")
+        axis.yaxis.set_minor_formatter("{x:g}")
         axis.legend(frameon=False)
     fig.savefig(path, dpi=150)
 

@@ -83,7 +83,12 @@ GEMMA3 = _TINY | {
     "architectures": ["Gemma3ForCausalLM"],
     "model_type": "gemma3_text",
     "num_hidden_layers": 4,
-    "layer_types": ["sliding_attention", "full_attention", "sliding_attention", "sliding_attention"],
+    "layer_types": [
+        "sliding_attention",
+        "full_attention",
+        "sliding_attention",
+        "sliding_attention",
+    ],
     "sliding_window": 7,
     "query_pre_attn_scalar": 24,
     "hidden_activation": "gelu_pytorch_tanh",

@@ -82,6 +82,19 @@ def family(request, tmp_path_factory):
     return weights.read(weights.open_source(folder))
 
 
+def test_bf16_weights_stay_near(family):
+    """Operands in bf16, sums in fp32, the delta rule and its rates in fp32: compare the mean."""
+    folded = weights.abstract_decoder(family.config, "bfloat16")
+    rounded = jax.tree.map(lambda x, like: x.astype(like.dtype), family, folded)
+    row = jnp.array([ids(90)])
+    exact, near = (np.asarray(jax.nn.log_softmax(logits(m, row)[0])) for m in (family, rounded))
+    assert 0 < np.abs(exact - near).mean() < 0.03
+    _, state = logits(rounded, row)
+    assert {x.dtype.name for x in jax.tree.leaves(state)} <= {"bfloat16", "int32", "float32"}
+    if state.state_LbKgdv is not None:
+        assert state.state_LbKgdv.dtype == np.float32 and state.k_LbKPh.dtype == jnp.bfloat16
+
+
 @pytest.mark.parametrize("length", [300, 513])
 def test_chunked_queries_equal_the_oracle(tiny, tiny_folder, length):
     config = json.loads((tiny_folder / "config.json").read_text())

@@ -16,7 +16,9 @@ rule = jax.jit(delta_rule)
 def draw(T, seed=0, decay=1.0):
     """One row: q, k [T, K, D] of unit length, v, log decay and beta [T, K G, ..], float64 of fp32."""
     rng = np.random.default_rng(seed)
-    unit = [x / np.linalg.norm(x, axis=-1, keepdims=True) for x in rng.standard_normal((2, T, K, D))]
+    unit = [
+        x / np.linalg.norm(x, axis=-1, keepdims=True) for x in rng.standard_normal((2, T, K, D))
+    ]
     v = rng.standard_normal((T, K * G, V))
     g = -decay * rng.exponential(size=(T, K * G))
     beta = reference.sigmoid(2 * rng.standard_normal((T, K * G)))

@@ -43,6 +43,18 @@ def test_label_from_another_folder(args, tmp_path):
     assert json.loads((tmp_path / "w" / "labels.jsonl").read_text())["n_turns"] == 2
 
 
+def test_bench_measures_itself(args, tmp_path):
+    """No figure is checked, only that each is measured: time never decides a test."""
+    small = ["--config.bench.history=3", "--config.bench.turns=2,5", "--config.bench.peer=none"]
+    done = launch(*args, *small, "--config.bench.questions=1,3", script="bench.py")
+    assert done.returncode == 0, done.stderr
+    figures = {f["name"]: f for f in json.loads((tmp_path / "w" / "bench.json").read_text())}
+    assert {"share of that peak", "questions: 3", "turns: 5"} < figures.keys()
+    assert all(f["value"] > 0 for name, f in figures.items() if "programs" not in name)
+    assert (tmp_path / "w" / "scaling.png").stat().st_size > 10_000
+    assert "share of that peak" in done.stdout and "ETA" in done.stderr
+
+
 def test_help_explains_every_setting():
     done = launch("--help")
     assert done.returncode == 0

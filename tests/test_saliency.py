@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bfm.batching import bucket, pad, plan
-from bfm.saliency import Job, Scorer, Suffix
+from bfm.saliency import Job, Scorer, Suffix, programs
 from tests import models, reference
 
 HEAD = (1, 40, 41, 42)
@@ -107,13 +107,17 @@ def test_many_suffixes_continue_one_state(tiny):
 
 
 def test_shapes_are_bounded_by_buckets_and_reused(tiny):
+    """Two programs (turn, suffix) a full bucket, few for what is left; a second run compiles none."""
     rng = np.random.default_rng(5)
     scorer = Scorer(tiny.decoder, HEAD, batch_size=8)
-    job = Job(tuple(ids(rng, int(n)) for n in rng.integers(1, 64, 40)), (suffix(rng),))
+    lengths = [int(n) for n in rng.integers(1, 64, 200)]
+    job = Job(tuple(ids(rng, n) for n in lengths), (suffix(rng),))
+    before = programs()
     scorer.score([job])
-    compiled = scorer.timing.compile_s
+    buckets, compiled = len({bucket(n) for n in lengths}), programs()
+    assert compiled - before <= 2 * buckets + 6
     scorer.score([job])
-    assert scorer.timing.compile_s == compiled
+    assert programs() == compiled
 
 
 @given(st.lists(st.integers(1, 3000), max_size=60), st.integers(1, 40), st.integers(1, 5000))

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Loading: every tensor lands where it belongs, every fault is named, GGUF equals Hugging Face."""
 
+import functools
 import json
 import shutil
 
@@ -347,7 +348,12 @@ def test_vision_and_prediction_heads_are_skipped_and_nothing_else(tmp_path):
     folder = models.folder(tmp_path, models.QWEN35)
     plain = leaves(weights.read(weights.open_source(folder)))
     text = json.loads((folder / "config.json").read_text())
-    wrapper = {"model_type": "qwen3_5", "text_config": text, "vision_config": {}, "image_token_id": 1}
+    wrapper = {
+        "model_type": "qwen3_5",
+        "text_config": text,
+        "vision_config": {},
+        "image_token_id": 1,
+    }
     (folder / "config.json").write_text(json.dumps(wrapper))
 
     def wrap(t):
@@ -360,6 +366,10 @@ def test_vision_and_prediction_heads_are_skipped_and_nothing_else(tmp_path):
     edit(folder, lambda t: t.update({"model.audio.weight": np.zeros(2, np.float32)}))
     with pytest.raises(WeightsError, match=r"model\.audio\.weight: unknown tensor"):
         weights.open_source(folder)
+
+
+def _rows(array, order):
+    return array.reshape(len(order), -1)[order].reshape(array.shape)
 
 
 def to_gguf(folder, path):
@@ -412,7 +422,9 @@ def to_gguf(folder, path):
         writer.add_uint32("qwen35.ssm.inner_size", values * raw["linear_value_head_dim"])
         writer.add_uint32("qwen35.full_attention_interval", raw["full_attention_interval"])
         writer.add_uint32("qwen35.nextn_predict_layers", 1)
-        writer.add_tensor(f"blk.{raw['num_hidden_layers']}.nextn.eh_proj.weight", np.zeros((2, 2), np.float32))
+        writer.add_tensor(
+            f"blk.{raw['num_hidden_layers']}.nextn.eh_proj.weight", np.zeros((2, 2), np.float32)
+        )
     for name, array in load_file(folder / "model.safetensors").items():
         layer = name.split(".")[2] if ".layers." in name else ""
         target = names[name.replace(f".{layer}.", ".{i}.", 1) if layer else name].format(i=layer)
@@ -422,7 +434,7 @@ def to_gguf(folder, path):
             keys, d = raw["linear_num_key_heads"], raw["linear_key_head_dim"]
             # grouped (K, g) -> tiled (g, K): value head j = k g + r is stored at r K + k
             order = np.arange(values).reshape(keys, -1).T.ravel()
-            tile = lambda a: a.reshape(values, -1)[order].reshape(a.shape)  # noqa: E731
+            tile = functools.partial(_rows, order=order)
             if "qkv" in name or "conv1d" in name:
                 array = array.reshape(array.shape[0], -1)
                 array = np.concatenate([array[: 2 * keys * d], tile(array[2 * keys * d :])])

@@ -40,7 +40,7 @@ class Rope:
 
 @dataclasses.dataclass(frozen=True)
 class Delta:
-    """Sizes of a Gated DeltaNet layer: key heads, value heads (a multiple), widths, convolution taps."""
+    """Sizes of a Gated DeltaNet layer: key heads, value heads (a multiple), widths, filter taps."""
 
     n_keys: int
     n_values: int
@@ -84,7 +84,16 @@ class ModelConfig:
     delta: Delta | None = None  # of LINEAR layers
 
     def __post_init__(self) -> None:
-        for field in ("vocab", "d_model", "n_layers", "d_mlp", "n_heads", "n_kv", "d_head", "window"):
+        for field in (
+            "vocab",
+            "d_model",
+            "n_layers",
+            "d_mlp",
+            "n_heads",
+            "n_kv",
+            "d_head",
+            "window",
+        ):
             if getattr(self, field) < 1:
                 raise ConfigError(f"{field}: {getattr(self, field)} is not a positive size")
         if self.n_heads % self.n_kv:
@@ -105,7 +114,9 @@ class ModelConfig:
         if LINEAR in self.layer_types:
             sizes = dataclasses.astuple(self.delta) if self.delta else (0,)
             if min(sizes) < 1 or self.delta.n_values % self.delta.n_keys:
-                raise ConfigError("linear_*: linear attention needs sizes, value heads a multiple of key")
+                raise ConfigError(
+                    "linear_*: linear attention needs sizes, value heads a multiple of key"
+                )
 
     def layers_of(self, linear: bool) -> list[int]:
         """Indices of the layers with a recurrent (linear) or a softmax mixer, in order."""
@@ -261,7 +272,9 @@ def from_hf(raw: Mapping[str, Any]) -> ModelConfig:
     if kind == "qwen3":
         types = _layer_types(raw, layers, FULL, 1)
         if set(types) != {FULL}:
-            raise ConfigError("layer_types: only full_attention is supported for model_type 'qwen3'")
+            raise ConfigError(
+                "layer_types: only full_attention is supported for model_type 'qwen3'"
+            )
         return ModelConfig(**common, rope=_rope_from_hf(raw), family="qwen3", qk_norm=True)
     if kind == "qwen3_5_text":
         return _qwen35(raw, common)
@@ -276,7 +289,9 @@ def _unwrapped(raw: Mapping[str, Any]) -> Mapping[str, Any]:
     if not isinstance(text, Mapping):
         raise ConfigError("text_config: missing")
     # The head belongs to the wrapper, and so does the word on whether it is tied.
-    tied = {"tie_word_embeddings": raw["tie_word_embeddings"]} if "tie_word_embeddings" in raw else {}
+    tied = (
+        {"tie_word_embeddings": raw["tie_word_embeddings"]} if "tie_word_embeddings" in raw else {}
+    )
     return {**text, **tied}
 
 
@@ -410,7 +425,7 @@ def to_hf(c: ModelConfig) -> dict[str, Any]:
             "hidden_activation": "gelu_pytorch_tanh",
             "rope_parameters": {FULL: rope, SLIDING: _rope_to_hf(c, c.rope_local)},
             "sliding_window": c.sliding,
-            "query_pre_attn_scalar": round(c.query_scale**-2, 6),
+            "query_pre_attn_scalar": round(c.query_scale**-2),
         }
     else:
         raw |= {"hidden_act": "silu", "rope_parameters": rope}
@@ -489,7 +504,9 @@ def from_gguf(meta: Mapping[str, Any], vocab: int, tied: bool, factors: Sequence
         raise ConfigError(f"{arch}.{error.args[0]}: missing") from None
 
 
-def _from_gguf(arch: str, fields: Mapping[str, Any], vocab: int, tied: bool, factors) -> ModelConfig:
+def _from_gguf(
+    arch: str, fields: Mapping[str, Any], vocab: int, tied: bool, factors
+) -> ModelConfig:
     heads = int(fields["attention.head_count"])
     d_model, layers = int(fields["embedding_length"]), int(fields["block_count"])
     d_head = int(fields.get("attention.key_length", d_model // heads))

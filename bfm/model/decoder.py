@@ -99,7 +99,9 @@ class Block(nnx.Module):
         """Gated DeltaNet; `past` is the newest block's (inputs_bWC, state_bKgdv), or nothing."""
         d, (B, T, _) = at.config.delta, y_BTD.shape
         inputs, state = past or (None, None)
-        mixed_BTC, inputs = convolve(dot(y_BTD, self.qkv_DC[...]), self.conv_CW[...], at.runs, inputs)
+        mixed_BTC, inputs = convolve(
+            dot(y_BTD, self.qkv_DC[...]), self.conv_CW[...], at.runs, inputs
+        )
         mixed_BTC = jax.nn.silu(mixed_BTC)
         width = d.n_keys * d.d_key
         q_BKTd, k_BKTd = (
@@ -119,7 +121,13 @@ class Block(nnx.Module):
         )
         decay_BTH = jnp.where(active_BT1, -jnp.exp(self.log_rate_H[...]) * step_BTH, 0.0)
         o_BKgTv, state = delta_rule(
-            q_BKTd * d.d_key**-0.5, k_BKTd, v_BKgTv, heads(decay_BTH), heads(beta_BTH), at.runs, state
+            q_BKTd * d.d_key**-0.5,
+            k_BKTd,
+            v_BKgTv,
+            heads(decay_BTH),
+            heads(beta_BTH),
+            at.runs,
+            state,
         )
         o_BTHv = jnp.moveaxis(o_BKgTv, 3, 1).reshape(B, T, d.n_values, d.d_value)
         # This norm multiplies by the weight itself, whatever the others add to theirs.
@@ -142,7 +150,9 @@ class Place(NamedTuple):
         """RMS norm by the model's convention; none where the layer has no such norm."""
         if weight is None:
             return x
-        return rms_norm(x, self.config.norm_offset + weight[...].astype(jnp.float32), self.config.eps)
+        return rms_norm(
+            x, self.config.norm_offset + weight[...].astype(jnp.float32), self.config.eps
+        )
 
     def activation(self, x: jax.Array) -> jax.Array:
         return jax.nn.silu(x) if self.config.activation == "silu" else jax.nn.gelu(x)

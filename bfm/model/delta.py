@@ -91,7 +91,7 @@ def delta_rule(
     r: Runs,
     past_bKgdv: jax.Array | None,
 ) -> tuple[jax.Array, jax.Array]:
-    """Apply the gated delta rule to each run; return outputs [B, K, g, T, v] and states [B, K, g, d, v].
+    """Apply the gated delta rule to each run: outputs [B, K, g, T, v] and states [B, K, g, d, v].
 
         S <- exp(log_decay_t) S;   S <- S + k_t beta_t (v_t - S^T k_t)^T;   o_t = S^T q_t
 
@@ -103,10 +103,10 @@ def delta_rule(
     C = min(CHUNK, T)
     n = -(-T // C)
 
-    def split(x: jax.Array, axis: int, mode: str = "constant") -> jax.Array:  # time -> leading chunks
-        x = jnp.pad(
-            x, [(0, n * C - T if i == axis else 0) for i in range(x.ndim)], mode=mode
-        )
+    def split(
+        x: jax.Array, axis: int, mode: str = "constant"
+    ) -> jax.Array:  # time -> leading chunks
+        x = jnp.pad(x, [(0, n * C - T if i == axis else 0) for i in range(x.ndim)], mode=mode)
         return jnp.moveaxis(x.reshape(*x.shape[:axis], n, C, *x.shape[axis + 1 :]), axis, 0)
 
     q, k = split(q_BKTd, 2), split(k_BKTd, 2)
@@ -138,7 +138,7 @@ def delta_rule(
 
     def first(chunk):
         # Every run of the first chunk begins here, so all of it continues from the past.
-        _, w, qg, _, ahead, kept, run = chunk
+        _, w, qg, _, ahead, kept, _ = chunk
         if past_bKgdv is None:
             new, out = output(chunk, 0.0, 0.0)
             return out, _einsum("bkgid,bkgiv->bkgdv", ahead, new)
