@@ -98,7 +98,8 @@ def test_bad_data_is_one_line_and_code_2(args, tmp_path, content):
 
 
 def test_a_model_of_another_architecture_is_refused(args, tmp_path):
-    folder = models.llama_folder(tmp_path / "other", model_type="gpt2")
+    folder = models.llama_folder(tmp_path / "other")
+    (folder / "config.json").write_text(json.dumps(models.LLAMA | {"model_type": "gpt2"}))
     done = launch(*args, f"--config.model.path={folder}")
     assert done.returncode == 2 and "model_type: 'gpt2'" in done.stderr
     assert done.stderr.count("\n") == 1 and "Llama" in done.stderr

@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the model reads, character for character, and where the spans lie."""
 
+import dataclasses
+
 import pytest
 
-from bfm.dialogue import Example, Message, Question, Turn
+from bfm.dialogue import Example, Message, Question, Turn, parse_example
 from bfm.prompts import NEUTRAL, PromptError, has_answer, rotate, turn_messages
 
 HISTORY = (
@@ -101,3 +103,17 @@ def test_context_turns_come_before():
 def test_the_neutral_turn_states_no_preference():
     assert [m.role for m in NEUTRAL.messages] == ["user", "assistant"]
     assert has_answer(Example(QUESTION, "x"), "text") and not has_answer(Example(QUESTION), "text")
+
+
+def test_the_wall_between_what_is_asked_and_what_is_gold(scaffold):
+    """A Question has no gold, by type; what is rendered for prediction does not move with the gold."""
+    fields = {field.name for field in dataclasses.fields(Question)}
+    assert fields == {"id", "messages", "query", "query_time", "options"}
+    history = [{"role": "user", "content": "I moved to Oslo."}]
+    base = {"id": "1", "turns": history, "query": "Where?", "options": ["Oslo", "Rome"]}
+    golds = [{"answer_index": 0, "evidence": [0], "meta": {"category": "x"}}, {"answer_index": 1}, {}]
+    examples = [parse_example(base | gold) for gold in golds]
+    assert len({scaffold.suffix(e.question) for e in examples}) == 1
+    assert len({e.question for e in examples}) == 1
+    with pytest.raises(AttributeError):
+        examples[0].question.answer  # noqa: B018
