@@ -11,10 +11,10 @@ import contextlib
 import dataclasses
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 import jax
 
@@ -25,6 +25,9 @@ from bfm.lm import ModelFiles, code_hash, open_model
 from bfm.progress import Meter
 from bfm.saliency import Scorer
 from bfm.settings import Settings
+
+if TYPE_CHECKING:
+    from bfm.datasets import Prepared
 
 DIALOGUES = Path(__file__).parent / "dialogues.jsonl"
 GROUP_TOKENS = 16_384  # tokens of records that are scored, then written, together
@@ -50,8 +53,7 @@ def run(settings: Settings, workdir: Path) -> dict[str, Any]:
         tokens.append(rendered.job.tokens)
         evidence.append(rendered.evidence)
 
-    path = DIALOGUES if settings.data == "dialogues" else Path(settings.data.removeprefix("jsonl:"))
-    source = JsonlSource.open(path, settings.on_bad_record, settings.limit, check)
+    source = open_data(settings, check)
     sizes = tokens[: len(source)]
     groups = group_starts(sizes)
     this = identity(files, settings, source.sha256)
@@ -110,6 +112,24 @@ def run(settings: Settings, workdir: Path) -> dict[str, Any]:
     return _read_meta(workdir)
 
 
+def open_data(
+    settings: Settings, check: Callable[[Example], None] = lambda example: None
+) -> JsonlSource | Prepared:
+    """Open the data that the settings name, every record checked. Raises DataError (one line)."""
+    bad, limit = settings.on_bad_record, settings.limit
+    if settings.data == "dialogues":
+        return JsonlSource.open(DIALOGUES, bad, limit, check)
+    if settings.data.startswith("jsonl:"):
+        return JsonlSource.open(settings.data.removeprefix("jsonl:"), bad, limit, check)
+    from bfm import datasets  # tensorflow-datasets takes seconds to import
+
+    source = datasets.load(
+        settings.data, settings.split, data_dir=settings.data_dir,
+        prepared_dir=settings.prepared_dir, reading=datasets.Reading(seed=settings.seed),
+    )  # fmt: skip
+    return source.checked(check, bad, limit)
+
+
 def _append(labels: TextIO, dump: TextIO | None, rendered, results, head, settings) -> None:
     """Write a group: tokens first, so that a complete label line implies complete token lines."""
     if dump:
@@ -125,7 +145,8 @@ def identity(files: ModelFiles, settings: Settings, data_sha256: str) -> dict[st
     """Return everything that the bytes of the labels depend on."""
     # Paths are named by the hashes of what they hold.
     config = dataclasses.asdict(settings)
-    del config["data"], config["model"], config["bench"]
+    for name in ("data", "data_dir", "prepared_dir", "model", "bench"):
+        del config[name]
     return {
         **files.identity(settings.model.dtype),
         "data": data_sha256,
@@ -147,7 +168,11 @@ def group_starts(sizes: Sequence[int]) -> list[int]:
 
 
 def _resume(
-    workdir: Path, identity: dict, source: JsonlSource, groups: Sequence[int], dumped: bool
+    workdir: Path,
+    identity: dict,
+    source: JsonlSource | Prepared,
+    groups: Sequence[int],
+    dumped: bool,
 ) -> int:
     """Prepare the workdir and return how many records are done: whole groups only.
 

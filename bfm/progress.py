@@ -20,10 +20,13 @@ LINE_EVERY_S = 10.0
 
 
 class Meter:
-    """Counts work done against a total: `with Meter("scoring", total, "tokens") as meter`."""
+    """Counts work done against a total: `with Meter("scoring", total, "tokens") as meter`.
+
+    A total of 0 is one that is not known: counts and rate are shown, no share and no ETA.
+    """
 
     def __init__(self, title: str, total: int, unit: str):
-        self.title, self.total, self.unit = title, max(1, total), unit
+        self.title, self.total, self.unit = title, total, unit
         self.done = self.skipped = 0
         self._started = self._printed = time.monotonic()
         self._bar: Progress | None = None
@@ -41,7 +44,7 @@ class Meter:
                 console=Console(stderr=True),
             )
             self._bar.start()
-            self._task = self._bar.add_task(self.title, total=self.total, rate="")
+            self._task = self._bar.add_task(self.title, total=self.total or None, rate="")
         return self
 
     def __exit__(self, kind, value, traceback) -> None:
@@ -72,6 +75,10 @@ class Meter:
     def _line(self) -> None:
         self._printed = time.monotonic()
         rate = self._rate()
+        if not self.total:
+            text = f"{self.title}: {self.done:,} {self.unit}, {self._rate_text()}"
+            print(text, file=sys.stderr, flush=True)
+            return
         left = (self.total - self.done) / rate if rate else float("inf")
         eta = f"{left:,.0f} s" if left < float("inf") else "unknown"
         print(

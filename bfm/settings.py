@@ -71,7 +71,17 @@ class Settings:
     model: ModelSettings = dataclasses.field(default_factory=ModelSettings)
     label: LabelSettings = dataclasses.field(default_factory=LabelSettings)
     bench: BenchSettings = dataclasses.field(default_factory=BenchSettings)
-    data: str = _field("dialogues", "jsonl:FILE, or 'dialogues' for the set in the package")
+    data: str = _field(
+        "dialogues",
+        "jsonl:FILE, 'dialogues' (the set in the package), or the name of a benchmark "
+        "(`python launch/data.py --help` lists them)",
+    )
+    data_dir: str = _field("", "raw files of the benchmarks, a folder each; read only")
+    prepared_dir: str = _field("", "where benchmarks are prepared; default: the user's cache")
+    split: str = _field(
+        "all", "part of a benchmark: all, train, dev, test, fold0_test, FIELD=VALUE of its meta .."
+    )
+    seed: int = _field(0, "of option shuffles and splits", low=0)
     limit: int = _field(0, "use only the first records (0: all)", low=0)
     batch_size: int = _field(32, "most rows in a batch; a token budget caps it too", low=1)
     unit: str = _field("exchange", "what a turn is", among=("exchange", "message"))
@@ -119,8 +129,8 @@ class Settings:
             numbers(getattr(made.bench, name), f"bench.{name}")
         if made.data != "dialogues" and not made.data.removeprefix("jsonl:").strip():
             raise SettingsError("data: names no file; give jsonl:FILE")
-        if made.data != "dialogues" and not made.data.startswith("jsonl:"):
-            raise SettingsError(f"data: {made.data!r} is unknown; give jsonl:FILE or 'dialogues'")
+        if made.split != "all" and (made.data == "dialogues" or made.data.startswith("jsonl:")):
+            raise SettingsError(f"split: {made.split!r}, but only a benchmark has splits")
         if made.label.permutations > 1 and made.label.answer != "options":
             raise SettingsError(
                 "label.permutations: only label.answer=options averages over orders"

@@ -53,6 +53,29 @@ def dialogue(example: Example, label: Label, unit: str = "exchange") -> Renderab
     return Panel(Group(head, table, _verdict(label)), title=example.question.id, title_align="left")
 
 
+def example(example: Example) -> RenderableType:
+    """Return a panel with the whole of an example: history, question, options and gold."""
+    question, evidence = example.question, set(example.evidence)
+    table = Table(box=box.SIMPLE_HEAD, expand=True, pad_edge=False)
+    for name, ratio in (("", None), ("when", None), ("who", None), ("says", 1)):
+        table.add_column(name, ratio=ratio, no_wrap=not ratio)
+    for i, m in enumerate(question.messages):
+        when = f"{m.session} {m.time}".strip()
+        table.add_row("★" if i in evidence else "", when, m.name or m.role, Text(m.content))
+    lines = [Text.assemble(("Q  ", "dim"), question.query, (f"  {question.query_time}", "dim"))]
+    for i, option in enumerate(question.options):
+        right = i == example.answer_index
+        lines.append(
+            Text(f"{'●' if right else ' '}  {option}", style="bold green" if right else "")
+        )
+    if not question.options:
+        lines.append(Text.assemble(("A  ", "dim"), example.answer or "(no answer given)"))
+    simple = {k: v for k, v in example.meta.items() if not isinstance(v, list | dict)}
+    meta = ", ".join(f"{key}={value}" for key, value in simple.items())
+    lines.append(Text(meta, style="dim"))
+    return Panel(Group(table, *lines), title=question.id, title_align="left")
+
+
 def bar(share: float) -> Text:
     """Draw a value of -1..1 as a bar to the left or right of a middle line."""
     cells = round(min(1.0, abs(share)) * BAR)

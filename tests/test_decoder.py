@@ -75,9 +75,9 @@ def test_logits_equal_the_oracle(tmp_path_factory, case, length):
     close(logits(model, jnp.array([ids(length)]))[0][0], expected)
 
 
-@pytest.fixture(scope="module", params=models.FAMILIES)
+@pytest.fixture(scope="module", params=["llama", "qwen3_5", "gemma3"])
 def family(request, tmp_path_factory):
-    """One model of each family."""
+    """One model of each kind of layer (Qwen3 adds norms only: oracle and parity hold it)."""
     folder = models.folder(tmp_path_factory.mktemp(request.param), models.FAMILIES[request.param])
     return weights.read(weights.open_source(folder))
 

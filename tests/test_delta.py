@@ -71,7 +71,7 @@ def test_a_state_is_continued_and_shared(cut):
         out, state = delta_rule(*rows, jax.tree.map(lambda x: jnp.repeat(x, 3, 0), r), past)
         return out[2:], state[2:]
 
-    out, end = ours([x[cut:] for x in row], past=state, function=thrice)
+    out, end = ours([x[cut:] for x in row], past=state, function=jax.jit(thrice))
     near(out, expected[cut:])
     near(end, last)
 
@@ -128,7 +128,7 @@ def test_the_convolution_of_each_run(past):
         parts = [rng.standard_normal((n, channels)) for n in sizes]
         x = np.concatenate([np.concatenate([part, np.full((2, channels), 9.0)]) for part in parts])
         segments = np.concatenate([[n + 1] * size + [0, 0] for n, size in enumerate(sizes)])
-        y, left = convolve(
+        y, left = jax.jit(convolve)(
             jnp.asarray(x[None], jnp.float32), jnp.asarray(w, jnp.float32),
             runs(jnp.asarray(segments)[None]),
             jnp.asarray(before[None], jnp.float32) if past else None,

@@ -111,7 +111,11 @@ def test_the_wall_between_what_is_asked_and_what_is_gold(scaffold):
     assert fields == {"id", "messages", "query", "query_time", "options"}
     history = [{"role": "user", "content": "I moved to Oslo."}]
     base = {"id": "1", "turns": history, "query": "Where?", "options": ["Oslo", "Rome"]}
-    golds = [{"answer_index": 0, "evidence": [0], "meta": {"category": "x"}}, {"answer_index": 1}, {}]
+    golds = [
+        {"answer_index": 0, "evidence": [0], "meta": {"category": "x"}},
+        {"answer_index": 1},
+        {},
+    ]
     examples = [parse_example(base | gold) for gold in golds]
     assert len({scaffold.suffix(e.question) for e in examples}) == 1
     assert len({e.question for e in examples}) == 1

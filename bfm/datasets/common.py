@@ -1,0 +1,113 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What every benchmark reader shares: the files it needs, its settings, permutations, clear errors."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import hashlib
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bfm.dialogue import Example, RecordError, parse_example
+from bfm.jsonl import DataError
+
+
+@dataclasses.dataclass(frozen=True)
+class File:
+    """A raw file that a reader needs: where it goes, where it comes from, how large it is."""
+
+    path: str  # below data_dir
+    url: str
+    size: str  # for people, such as "2.8 MB"
+
+
+@dataclasses.dataclass(frozen=True)
+class Reading:
+    """How raw records become examples; part of the identity of what is prepared."""
+
+    seed: int = 0  # of option shuffles and splits
+    time_suffix: str = "keep"  # MemBench: keep | remove the place-and-time note in each message
+    persona_card: bool = True  # PersonaMem: system messages that restate the persona, in or out
+    padding_turns: int = 0  # PrefEval: unrelated exchanges between conversation and question
+    length: int = 10  # shifting_prefs: exchanges of a history
+
+
+def permutation(n: int, seed: int, key: str) -> tuple[int, ...]:
+    """Return an order of n things that depends on seed and key only, not on the process.
+
+    >>> permutation(4, 0, "a") == permutation(4, 0, "a")
+    True
+    """
+    digest = hashlib.sha256(f"{seed}\0{key}".encode()).digest()
+    order = np.random.default_rng(int.from_bytes(digest[:16], "little")).permutation(n)
+    return tuple(int(i) for i in order)
+
+
+def read_json(path: Path) -> Any:
+    """Read one JSON file. Raises DataError (one line)."""
+    try:
+        return json.loads(path.read_text("utf-8"))
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read: {error.strerror or error}") from None
+    except ValueError as error:
+        raise DataError(f"{path}: is not JSON ({error})") from None
+
+
+def read_jsonl(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yield (line number, object) of a JSONL file, split at line feeds only. Raises DataError."""
+    try:
+        with open(path, "rb") as file:
+            for number, raw in enumerate(file, start=1):
+                if not raw.strip():
+                    continue
+                try:
+                    obj = json.loads(raw)
+                except ValueError as error:
+                    raise DataError(f"{path}: line {number}: is not JSON ({error})") from None
+                if not isinstance(obj, dict):
+                    raise DataError(f"{path}: line {number}: is not an object")
+                yield number, obj
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read: {error.strerror or error}") from None
+
+
+def read_csv(path: Path, columns: Sequence[str]) -> Iterator[tuple[int, dict[str, str]]]:
+    """Yield (record number, row) of a CSV file that must have `columns`. Raises DataError."""
+    csv.field_size_limit(1 << 30)
+    try:
+        with open(path, encoding="utf-8-sig", newline="") as file:
+            rows = csv.DictReader(file)
+            if absent := [c for c in columns if c not in (rows.fieldnames or ())]:
+                raise DataError(f"{path}: lacks the column(s) {', '.join(absent)}")
+            for number, row in enumerate(rows, start=1):
+                if None in row or None in row.values():
+                    raise DataError(
+                        f"{path}: record {number}: has not as many fields as the header"
+                    )
+                yield number, row
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read: {error.strerror or error}") from None
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise DataError(f"{path}: is not CSV in UTF-8 ({error})") from None
+
+
+def field(obj: Any, key: str, kind: type | tuple[type, ...], where: str) -> Any:
+    """Return obj[key] if it is of `kind`. Raises DataError naming file, record, field and reason."""
+    if not isinstance(obj, dict) or key not in obj:
+        raise DataError(f"{where}: {key}: is missing")
+    if not isinstance(obj[key], kind) or (kind is int and isinstance(obj[key], bool)):
+        raise DataError(f"{where}: {key}: is of the wrong type ({type(obj[key]).__name__})")
+    return obj[key]
+
+
+def example(record: dict[str, Any], where: str) -> Example:
+    """Check a record against the one schema. Raises DataError naming file, record and field."""
+    try:
+        return parse_example(record)
+    except RecordError as error:
+        raise DataError(f"{where}: {error}") from None
