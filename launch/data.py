@@ -18,14 +18,13 @@ import _door
 
 
 def main() -> None:
-    from bfm.datasets import NAMES, Reading, load, prepare
+    from bfm.datasets import NAMES, Reading, load
     from bfm.progress import Meter
 
     args = parse(sorted(NAMES))
     known = {f.name for f in dataclasses.fields(Reading)}
     given = {key: value for key, value in vars(args).items() if key in known and value is not None}
     reading = Reading(**given)
-    where = dict(data_dir=args.data_dir, prepared_dir=args.prepared_dir, reading=reading)
     with contextlib.ExitStack() as stack:
         meters: dict[bool, Meter] = {}
 
@@ -38,16 +37,31 @@ def main() -> None:
                 meters[writing] = stack.enter_context(Meter(title, total, "examples"))
             meters[writing].add(done - meters[writing].done)
 
-        folder = prepare(args.name, **where, on_example=on_example)
-    source = load(args.name, args.split, **where)
+        source = load(
+            args.name, args.split, data_dir=args.data_dir, prepared_dir=args.prepared_dir,
+            reading=reading, on_example=on_example,
+        )  # fmt: skip
     if args.command == "prepare":
-        print(f"{folder}: {source.source['examples']} examples")
+        print(f"{source.folder}: {source.source['examples']} examples")
         for reason, count in source.source["skipped"].items():
             print(f"  left out: {count} {reason}")
     elif args.command == "stats":
         show_stats(args, source)
     else:
         peek(source, args.n)
+
+
+def count(text: str) -> int:
+    """A number that is not negative; argparse names the flag of what is not."""
+    if not text.isdecimal():
+        raise ValueError(text)
+    return int(text)
+
+
+def truth(text: str) -> bool:
+    if text not in ("true", "false"):
+        raise ValueError(text)
+    return text == "true"
 
 
 def parse(names: list[str]) -> argparse.Namespace:
@@ -65,21 +79,24 @@ def parse(names: list[str]) -> argparse.Namespace:
     parser.add_argument(
         "--split", default="all", help="all, train, dev, test, fold0_test, FIELD=VALUE .."
     )
-    parser.add_argument("--seed", type=int, help="of option shuffles and splits (default 0)")
+    parser.add_argument("--seed", type=count, help="of option shuffles and splits (default 0)")
     parser.add_argument(
         "--time_suffix", choices=("keep", "remove"), help="MemBench: note in each message"
     )
-    parser.add_argument("--persona_card", type=lambda text: text != "false", metavar="true|false",
+    parser.add_argument("--persona_card", type=truth, metavar="true|false",
                         help="PersonaMem: persona cards in or out (default true)")  # fmt: skip
-    parser.add_argument("--padding_turns", type=int, help="PrefEval: unrelated exchanges put in")
+    parser.add_argument("--padding_turns", type=count, help="PrefEval: unrelated exchanges put in")
     parser.add_argument(
-        "--length", type=int, help="shifting_prefs: exchanges a history (10, 100 or 1000)"
+        "--length",
+        type=int,
+        choices=(10, 100, 1000),
+        help="shifting_prefs: exchanges a history (10, 100 or 1000)",
     )
     parser.add_argument(
         "--model", default="smollm2-135m-instruct", help="whose tokenizer counts (stats)"
     )
     parser.add_argument("--json", action="store_true", help="stats as one JSON object on stdout")
-    parser.add_argument("--n", type=int, default=3, help="examples to show (peek)")
+    parser.add_argument("--n", type=count, default=3, help="examples to show (peek)")
     return parser.parse_args()
 
 

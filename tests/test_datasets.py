@@ -153,6 +153,8 @@ def test_the_door(raw, tiny_folder, tmp_path):
     assert json.loads(done.stdout)["examples"] == 15, done.stderr
     done = launch("peek", "membench_high", *where, "--n", 1)
     assert "highlevel/lamp/0" in done.stdout and "paper lamps" in done.stdout, done.stderr
-    done = launch("stats", "nothing", *where)
-    assert done.returncode == 2 and done.stderr.startswith("error: ") and not done.stdout
-    assert done.stderr.count("\n") == 1
+    flags = (("--length", 7), ("--seed", "x"), ("--persona_card", "maybe"))
+    for arguments in (("nothing",), *(("membench_high", *flag) for flag in flags)):
+        done = launch("stats", *arguments, *where)
+        assert done.returncode == 2 and done.stderr.startswith("error: ") and not done.stdout
+        assert done.stderr.count("\n") == 1

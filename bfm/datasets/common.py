@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from bfm.dialogue import Example, RecordError, parse_example
+from bfm.dialogue import Example, Message, RecordError, parse_example
 from bfm.jsonl import DataError
 
 
@@ -103,6 +103,18 @@ def field(obj: Any, key: str, kind: type | tuple[type, ...], where: str) -> Any:
     if not isinstance(obj[key], kind) or (kind is int and isinstance(obj[key], bool)):
         raise DataError(f"{where}: {key}: is of the wrong type ({type(obj[key]).__name__})")
     return obj[key]
+
+
+def ask(
+    record: dict[str, Any], messages: tuple[Message, ...], evidence: Sequence[int], where: str
+) -> Example:
+    """Return the example of a record over messages that were checked once for all its questions.
+
+    Raises DataError naming file, record and field.
+    """
+    asked = example(record | {"turns": [{"role": "user", "content": ""}]}, where)
+    question = dataclasses.replace(asked.question, messages=messages)
+    return dataclasses.replace(asked, question=question, evidence=tuple(evidence))
 
 
 def example(record: dict[str, Any], where: str) -> Example:

@@ -9,13 +9,12 @@ ask about pictures; pictures and search queries are left out. The file (2.8 MB) 
 from __future__ import annotations
 
 import collections
-import dataclasses
 import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from bfm.datasets.common import File, Reading, example, field, permutation, read_json
+from bfm.datasets.common import File, Reading, ask, example, field, permutation, read_json
 from bfm.dialogue import Example, shown
 from bfm.jsonl import DataError
 
@@ -67,11 +66,8 @@ def read(
             evidence = record.pop("evidence")
             record["meta"]["group"] = group
             # Questions come after the last session, which gives them their date.
-            record |= {"turns": turns[:1], "query_time": turns[-1]["time"]}
-            asked = example(record, f"{where}: qa[{i}]")
-            # The messages are checked once for all of a conversation's questions, and shared.
-            question = dataclasses.replace(asked.question, messages=checked.question.messages)
-            yield dataclasses.replace(asked, question=question, evidence=tuple(evidence))
+            record["query_time"] = turns[-1]["time"]
+            yield ask(record, checked.question.messages, evidence, f"{where}: qa[{i}]")
 
 
 def _history(

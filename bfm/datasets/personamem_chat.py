@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from bfm.datasets.common import example
-from bfm.dialogue import Example, Message
+from bfm.dialogue import Message
 from bfm.jsonl import DataError
 
 NO_HISTORY = "rows whose history is not in the files at hand"
@@ -62,15 +62,6 @@ def make_chat(raw: list[Any], persona_card: bool, prefix: dict[str, str], where:
         raise DataError(f"{where}: holds no message with text")
     checked = example({"id": "history", "turns": turns, "query": "?"}, where)
     return Chat(raw, checked.question.messages, tuple(starts), tuple(nulls))
-
-
-def ask(
-    record: dict[str, Any], messages: tuple[Message, ...], evidence: Sequence[int], where: str
-) -> Example:
-    """Return the example of a record over messages that were checked once for all its questions."""
-    asked = example(record | {"turns": [{"role": "user", "content": ""}]}, where)
-    question = dataclasses.replace(asked.question, messages=messages)
-    return dataclasses.replace(asked, question=question, evidence=tuple(evidence))
 
 
 def faults(options: Sequence[str], nulls: int) -> dict[str, Any]:

@@ -10,13 +10,12 @@ import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from bfm.datasets.common import Reading, read_csv
+from bfm.datasets.common import Reading, ask, read_csv
 from bfm.datasets.personamem_chat import (
     NO_HISTORY,
     NULLS,
     REPEATED,
     Chat,
-    ask,
     faults,
     literal,
     make_chat,

@@ -11,13 +11,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from bfm.datasets.common import Reading, permutation, read_csv, read_json
+from bfm.datasets.common import Reading, ask, permutation, read_csv, read_json
 from bfm.datasets.personamem_chat import (
     NO_HISTORY,
     NULLS,
     REPEATED,
     Chat,
-    ask,
     faults,
     make_chat,
     number,

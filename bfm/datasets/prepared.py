@@ -45,6 +45,7 @@ class Prepared:
 
     name: str
     split: str
+    folder: Path
     source: dict[str, Any]  # of source.json, less the splits
     sha256: str  # of everything that the examples depend on, the split included
     _indices: list[int]
@@ -96,6 +97,7 @@ def load(
     data_dir: str | Path = "",
     prepared_dir: str | Path = "",
     reading: Reading = AS_IS,
+    on_example: Callable[[int, int], None] = lambda done, total: None,
 ) -> Prepared:
     """Open a split of a data set, preparing it first where the raw files are at hand.
 
@@ -104,7 +106,8 @@ def load(
     default the user's cache. Raises DataError (one line): unknown name or split, raw files missing or
     broken.
     """
-    folder = prepare(name, data_dir=data_dir, prepared_dir=prepared_dir, reading=reading)
+    where = {"data_dir": data_dir, "prepared_dir": prepared_dir}
+    folder = prepare(name, **where, reading=reading, on_example=on_example)
     source = json.loads((folder / SOURCE).read_text("utf-8"))
     made = source.pop("splits")
     records = _tfds().builder_from_directory(str(folder)).as_data_source(SPLIT)
@@ -116,7 +119,7 @@ def load(
         raise DataError(f"{name}: no split {split!r}; there are {', '.join(made)}")
     identity = json.dumps([name, split, source, indices], sort_keys=True)
     sha256 = hashlib.sha256(identity.encode()).hexdigest()
-    return Prepared(name, split, source, sha256, indices, records)
+    return Prepared(name, split, folder, source, sha256, indices, records)
 
 
 def prepare(
