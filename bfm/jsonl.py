@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""JSONL files of examples: checked whole in one streaming pass, then read at random by offset."""
+"""JSONL files of examples: checked whole in one streaming pass, then read at random by offset.
+
+And the one way to write a JSON file: whole or not at all.
+"""
 
 import array
 import collections
@@ -10,6 +13,7 @@ import operator
 import os
 import stat
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any, BinaryIO, Self
 
 import numpy as np
@@ -118,6 +122,16 @@ class JsonlSource:
     def _read(self, file: BinaryIO, place: int, length: int) -> Example:
         file.seek(place)
         return parse_example(_decode(file.read(length)))
+
+
+def write_json(path: Path, value: Any, indent: int | None = 2) -> None:
+    """Write one JSON value so that a reader sees the old file or the new one, never a part."""
+    scratch = path.with_name(path.name + ".part")
+    with open(scratch, "w", encoding="utf-8") as file:
+        json.dump(value, file, ensure_ascii=False, indent=indent)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(scratch, path)
 
 
 # Files and lines

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 import jax
 
 from bfm.dialogue import Example
-from bfm.jsonl import JsonlSource
+from bfm.jsonl import JsonlSource, write_json
 from bfm.labels import Rendered, label, render, token_lines
 from bfm.lm import ModelFiles, code_hash, open_model
 from bfm.progress import Meter
@@ -243,15 +243,6 @@ def _cut(path: Path, size: int) -> None:
 def _flush(file: TextIO) -> None:
     file.flush()
     os.fsync(file.fileno())
-
-
-def write_json(path: Path, value: Any) -> None:
-    """Write JSON so that a reader sees the old file or the new one, never a part."""
-    scratch = path.with_name(path.name + ".part")
-    with open(scratch, "w", encoding="utf-8") as file:
-        json.dump(value, file, ensure_ascii=False, indent=2)
-        _flush(file)
-    os.replace(scratch, path)
 
 
 def _read_meta(workdir: Path) -> dict[str, Any]:

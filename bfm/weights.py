@@ -22,6 +22,7 @@ import numpy as np
 from flax import nnx
 
 from bfm import gguf
+from bfm.jsonl import write_json
 from bfm.model import config as model_config
 from bfm.model.config import ConfigError, ModelConfig
 from bfm.model.decoder import Decoder
@@ -396,17 +397,11 @@ def export(decoder: Decoder, folder: str | Path, shard_bytes: int = 4 << 30) -> 
         save_file({t: make() for t, make, _ in shard}, folder / f"{name}.part", {"format": "pt"})
         os.replace(folder / f"{name}.part", folder / name)
         index |= {tensor: name for tensor, _, _ in shard}
-    _write_json(
+    write_json(
         folder / "config.json", {**model_config.to_hf(config), "dtype": str(decoder.embed_VD.dtype)}
     )
     if len(shards) > 1:
         total = sum(bytes_ for *_, bytes_ in parts)
-        _write_json(folder / "model.safetensors.index.json", {
+        write_json(folder / "model.safetensors.index.json", {
             "metadata": {"total_size": total}, "weight_map": index,
         })  # fmt: skip
-
-
-def _write_json(path: Path, value: dict[str, Any]) -> None:
-    part = path.with_name(path.name + ".part")
-    part.write_text(json.dumps(value, indent=2) + "\n", "utf-8")
-    os.replace(part, path)

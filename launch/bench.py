@@ -21,7 +21,7 @@ def main(settings, workdir) -> None:
     import jax
 
     from bfm import lm as lms
-    from bfm.labeling import write_json
+    from bfm.jsonl import write_json
     from bfm.progress import Meter
     from bfm.saliency import Job, Scorer, programs
     from bfm.settings import numbers

@@ -16,7 +16,6 @@ import hashlib
 import io
 import json
 import operator
-import os
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -25,7 +24,7 @@ from typing import Any
 from bfm.datasets import locomo, longmemeval, membench, personamem, prefeval, shifting_prefs, splits
 from bfm.datasets.common import Reading
 from bfm.dialogue import Example, RecordError, parse_example, shown, to_json
-from bfm.jsonl import DataError
+from bfm.jsonl import DataError, write_json
 from bfm.lm import cache_dir
 
 # The one table of data sets: name -> the module that reads it.
@@ -187,9 +186,7 @@ def prepare(
         "version": folder.name,
         "splits": made,
     }
-    part = folder / f"{SOURCE}.part"
-    part.write_text(json.dumps(source, ensure_ascii=False), "utf-8")
-    os.replace(part, folder / SOURCE)
+    write_json(folder / SOURCE, source, indent=None)
     return folder
 
 
