@@ -1,24 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
 """JSONL files of examples: checked whole in one streaming pass, then read at random by offset.
 
-And the one way to write a JSON file: whole or not at all.
+And the one way to write JSON and JSONL files: whole or not at all.
 """
 
 import array
 import collections
+import contextlib
 import dataclasses
 import hashlib
 import json
 import operator
 import os
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any, BinaryIO, Self
+from typing import Any, BinaryIO, Self, TextIO
 
 import numpy as np
 
-from bfm.dialogue import Example, RecordError, parse_example, shown
+from bfm.dialogue import Example, RecordError, parse_example, shown, to_json
 
 _BOM = b"\xef\xbb\xbf"
 _KEPT_MESSAGES = 5  # of skipped records
@@ -124,14 +125,43 @@ class JsonlSource:
         return parse_example(_decode(file.read(length)))
 
 
+def write(path: Path, examples: Iterable[Example]) -> int:
+    """Write examples as JSONL, holding one at a time, and return how many.
+
+    The file is there when it is whole, and `JsonlSource.open` reads the same examples back. Raises
+    DataError (one line) where it cannot be written.
+    """
+    count = 0
+    try:
+        with _whole(path) as file:
+            for example in examples:
+                line = json.dumps(to_json(example), ensure_ascii=False, allow_nan=False)
+                file.write(line + "\n")
+                count += 1
+    except OSError as error:
+        shown = _shown_path(os.fspath(path))
+        raise DataError(f"{shown}: cannot be written: {error.strerror or error}") from None
+    return count
+
+
 def write_json(path: Path, value: Any, indent: int | None = 2) -> None:
     """Write one JSON value so that a reader sees the old file or the new one, never a part."""
-    scratch = path.with_name(path.name + ".part")
-    with open(scratch, "w", encoding="utf-8") as file:
+    with _whole(path) as file:
         json.dump(value, file, ensure_ascii=False, indent=indent)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(scratch, path)
+
+
+@contextlib.contextmanager
+def _whole(path: Path) -> Iterator[TextIO]:
+    """Open a file to write that takes its name when the block is done, and never if it fails."""
+    scratch = path.with_name(path.name + ".part")
+    try:
+        with open(scratch, "w", encoding="utf-8", newline="\n") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(scratch, path)
+    finally:
+        scratch.unlink(missing_ok=True)
 
 
 # Files and lines

@@ -31,6 +31,11 @@ if TYPE_CHECKING:
 
 DIALOGUES = Path(__file__).parent / "dialogues.jsonl"
 GROUP_TOKENS = 16_384  # tokens of records that are scored, then written, together
+# Settings that move a byte of the labels, beside `label` and what the hashes name.
+_MOVES = (
+    *("split", "limit", "seed", "batch_size", "unit", "context_turns", "shortlist", "tau"),
+    *("max_focus", "on_overflow", "on_bad_record", "dump_tokens"),
+)
 LABELS, META, TOKENS = "labels.jsonl", "labels.meta.json", "tokens.jsonl"
 
 
@@ -44,7 +49,7 @@ def run(settings: Settings, workdir: Path) -> dict[str, Any]:
     Everything that can be wrong with model, data and settings is found before the workdir is touched.
     Raises DataError, WorkdirError or the errors of `bfm.lm.open_model` (bad input).
     """
-    files = open_model(settings.model.path)
+    files = open_model(settings.model.path, settings.model.arch, settings.seed)
     tokens: list[int] = []
     evidence: list[tuple[int, int]] = []
 
@@ -125,7 +130,8 @@ def open_data(
 
     source = datasets.load(
         settings.data, settings.split, data_dir=settings.data_dir,
-        prepared_dir=settings.prepared_dir, reading=datasets.Reading(seed=settings.seed),
+        prepared_dir=settings.prepared_dir,
+        reading=datasets.Reading(seed=settings.seed, **dataclasses.asdict(settings.reading)),
     )  # fmt: skip
     return source.checked(check, bad, limit)
 
@@ -143,16 +149,14 @@ def _append(labels: TextIO, dump: TextIO | None, rendered, results, head, settin
 
 def identity(files: ModelFiles, settings: Settings, data_sha256: str) -> dict[str, Any]:
     """Return everything that the bytes of the labels depend on."""
-    # Paths are named by the hashes of what they hold.
-    config = dataclasses.asdict(settings)
-    for name in ("data", "data_dir", "prepared_dir", "model", "bench"):
-        del config[name]
+    # Model and data are named by the hashes of what they hold.
+    config = {name: getattr(settings, name) for name in _MOVES}
     return {
         **files.identity(settings.model.dtype),
         "data": data_sha256,
         "code": code_hash(),
         "jax": f"{jax.__version__} {jax.default_backend()}",
-        "config": config,
+        "config": config | {"label": dataclasses.asdict(settings.label)},
     }
 
 

@@ -49,12 +49,13 @@ def span_logprobs(
     spans: Spans,
     past: tuple[State, ...] = (),
     n_spans: int = 2,
+    remat: bool = False,
 ) -> tuple[jax.Array, jax.Array]:
     """Score the spans of a block that continues from `past`.
 
     Returns logp_BnC (nats, fp32; 0 at padding) and sum_Bs (nats, fp32, candidate 0 summed by span).
     """
-    x_BTD, _ = decode(model, tokens_BT, positions_BT, segments_BT, past)
+    x_BTD, _ = decode(model, tokens_BT, positions_BT, segments_BT, past, remat)
     x_BnD = jnp.take_along_axis(x_BTD, spans.index_Bn[..., None], axis=1)
     logp_BnC = token_logprobs(x_BnD, model.unembed_VD, spans.target_BnC)
     logp_BnC = jnp.where(spans.span_Bn[..., None] >= 0, logp_BnC, 0.0)
@@ -89,5 +90,7 @@ def token_logprobs(x_BnD: jax.Array, unembed_VD: jax.Array, target_BnC: jax.Arra
 
     zero_Bn = jnp.zeros(x_BnD.shape[:2], jnp.float32)
     start = (jnp.full_like(zero_Bn, -jnp.inf), zero_Bn, jnp.zeros(target_BnC.shape, jnp.float32))
-    (top_Bn, sum_Bn, picked_BnC), _ = jax.lax.scan(chunk, start, jnp.arange(-(-V // size)))
+    # A gradient computes a chunk's logits again rather than keep those of the whole vocabulary.
+    chunks = jnp.arange(-(-V // size))
+    (top_Bn, sum_Bn, picked_BnC), _ = jax.lax.scan(jax.checkpoint(chunk), start, chunks)
     return picked_BnC - (top_Bn + jnp.log(sum_Bn))[..., None]

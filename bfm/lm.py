@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 import json
 import os
@@ -17,6 +18,7 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 
+from bfm import arch as arches
 from bfm import tokenizer as tokenizers
 from bfm import weights
 from bfm.model.config import ModelConfig
@@ -88,11 +90,14 @@ class LM:
         return self.decoder.config
 
 
-def open_model(path: str = DEFAULT_MODEL) -> ModelFiles:
+def open_model(path: str = DEFAULT_MODEL, arch: str = "", seed: int = 0) -> ModelFiles:
     """Find a model (folder, .gguf, hub name or the default) and check it without reading weights.
 
-    Raises ModelError, WeightsError, ConfigError or TokenizerError, each one line.
+    With path "" it is `arch` (a name of `bfm.arch`) with random weights from `seed`. Raises ModelError,
+    WeightsError, ConfigError or TokenizerError, each one line.
     """
+    if not path:
+        return ModelFiles(Path(), arches.source(arch, seed), Scaffold.of(arches.byte_tokenizer()))
     place = find(path)
     source = weights.open_source(place)
     tokenizer = tokenizers.load(place)
@@ -174,6 +179,7 @@ def cache_dir() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "bfm"
 
 
+@functools.cache  # of what runs, whatever is edited meanwhile
 def code_hash() -> str:
     """Return the sha256 over the sources of the package: names and bytes."""
     root = Path(__file__).parent

@@ -5,6 +5,12 @@
     prefix   MEMORY [date] User: ... / Assistant: ...                    -- one turn; the turn state
     suffix   [date] Question: q, options, end of message, generation header, answer
 
+The reader's prompt is the same with the selected turns, in time order, as its memory. The controller's
+has the candidates numbered in time order, and asks for an action (`bfm.actions`):
+
+    head     CANDIDATES [1] [date] User: ... / Assistant: ... [2] ...
+             [date] Question: q, options, CHOOSE, end of message, generation header, action
+
 Every piece is tokenized apart and joined as ids, so the same q and a ids stand in all terms, and data
 never merges with, or becomes, a control token.
 """
@@ -20,6 +26,11 @@ from bfm.saliency import Suffix
 from bfm.tokenizer import Tokenizer
 
 MEMORY = "Earlier conversation with the user:\n"
+CANDIDATES = "Earlier exchanges with the user:\n"
+CHOOSE = (
+    "Does the answer depend on any of these exchanges? "
+    "Write read and their numbers, most useful first, or none."
+)
 ANSWER_LETTER = "Answer with the letter of one option."
 LETTERS = string.ascii_uppercase
 ANSWER_FORMS = ("text", "letter", "options")
@@ -51,24 +62,39 @@ class Scaffold:
         With room > 0 the block is cut to at most `room` tokens, oldest first; the marker stays.
         """
         encode = self.tokenizer.encode
-        open_ids, ids = encode(MEMORY), []
-        last_time = ""
+        open_ids, ids = encode(MEMORY), [*self._block(messages), *encode("\n")]
+        cut = max(0, len(open_ids) + len(ids) - room) if room else 0
+        if cut > len(ids):
+            raise PromptError(f"query: no room for a memory block ({room} tokens are left)")
+        return (*open_ids, *ids[cut:]), cut
+
+    def _block(self, messages: Sequence[Message]) -> list[int]:
+        encode, ids, last_time = self.tokenizer.encode, [], ""
         for message in messages:
             if message.time and message.time != last_time:
                 ids += [*encode("["), *encode(message.time), *encode("] ")]
                 last_time = message.time
             name = message.name or message.role.capitalize()
             ids += [*encode(name), *encode(":"), *encode(" " + message.content), *encode("\n")]
-        ids += encode("\n")
-        cut = max(0, len(open_ids) + len(ids) - room) if room else 0
-        if cut > len(ids):
-            raise PromptError(f"query: no room for a memory block ({room} tokens are left)")
-        return (*open_ids, *ids[cut:]), cut
+        return ids
 
-    def suffix(self, question: Question, shift: int = 0, letters: bool = False) -> Suffix:
+    def controller(
+        self, question: Question, candidates: Sequence[Sequence[Message]]
+    ) -> tuple[int, ...]:
+        """Return the controller's prompt: candidates (each the messages of a turn) in time order."""
+        encode = self.tokenizer.encode
+        ids = [*self.head, *encode(CANDIDATES)]
+        for number, messages in enumerate(candidates, start=1):
+            ids += [*encode(f"[{number}] "), *self._block(messages)]
+        return (*ids, *encode("\n"), *self.suffix(question, note=CHOOSE).ids)
+
+    def suffix(
+        self, question: Question, shift: int = 0, letters: bool = False, note: str = ""
+    ) -> Suffix:
         """Return the suffix without an answer, options in cyclic order from `shift`.
 
         Option j of the rendering is options[(j + shift) % n], shown as "A. text", "B. text", ...
+        `letters` asks for a letter; `note` is a last line of our own.
         """
         encode = self.tokenizer.encode
         ids: list[int] = []
@@ -85,6 +111,8 @@ class Scaffold:
                 ids += [*encode(f"\n{letter}."), *encode(" " + option)]
             if letters:
                 ids += encode("\n" + ANSWER_LETTER)
+        if note:
+            ids += encode("\n" + note)
         return Suffix(ids=(*ids, *self.tail), q=span)
 
     def suffixes(self, example: Example, form: str, permutations: int = 1) -> tuple[Suffix, ...]:

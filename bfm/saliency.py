@@ -86,11 +86,13 @@ class Scored:
     """Log-probabilities of one sequence, nats: per token of q and a (fp32), log posterior of choices.
 
     log_choice: log p(reference letter) minus logsumexp over all letters; None without choices.
+    choices: log p of every letter, the reference first.
     """
 
     q: np.ndarray
     a: np.ndarray | None
     log_choice: float | None
+    choices: np.ndarray | None = None
 
     @property
     def logp_q(self) -> float:
@@ -287,7 +289,8 @@ class Scorer:
         """Run a function at its shape, compiling at first sight and timing that apart."""
         args = (self.model, past, *arrays)
         leaves, structure = jax.tree.flatten(args)
-        key = (function, structure, *((np.shape(x), x.dtype) for x in leaves))
+        shapes = ((np.shape(x), x.dtype, getattr(x, "sharding", None)) for x in leaves)
+        key = (function, structure, *shapes)
         if key not in _PROGRAMS:
             # Let the device finish first: work that ran under a compilation would seem to cost nothing.
             jax.block_until_ready(self._last)
@@ -319,12 +322,12 @@ def _scored(suffix: Suffix, logp_nC: np.ndarray) -> Scored:
     logp_nC = logp_nC[: n_q + n_a]
     if not np.isfinite(logp_nC).all():
         raise ScoreError("a log-probability is not finite: the weights hold nan or overflow")
-    log_choice = None
+    log_choice = letters = None
     if suffix.choices:
         letters = logp_nC[n_q, : len(suffix.choices)].astype(np.float64)
         log_choice = float(letters[0] - np.logaddexp.reduce(letters))
     a = logp_nC[n_q:, 0] if suffix.a else None
-    return Scored(q=logp_nC[:n_q, 0], a=a, log_choice=log_choice)
+    return Scored(logp_nC[:n_q, 0], a, log_choice, letters)
 
 
 def programs() -> int:

@@ -28,6 +28,11 @@ class ModelSettings:
         "model folder (Hugging Face layout), .gguf file or hub name; the default is the small model "
         "that this project downloads once (or what BFM_MODEL names)",
     )
+    arch: str = _field(
+        "",
+        "with an empty path: random weights from seed in this shape and a byte tokenizer",
+        among=("", "tiny", "llama3.1-8b", "qwen3.5-9b"),
+    )
     dtype: str = _field(
         "float32",
         "dtype that the weights are rounded to, and of products where bf16 is faster (not most CPUs)",
@@ -49,6 +54,87 @@ class LabelSettings:
     permutations: int = _field(
         1, "cyclic orders of the options to average over (label.answer=options)", low=1
     )
+    source: str = _field(
+        "sal_a",
+        "what makes the silver focus that a policy is trained on: answer-conditioned saliency, or for "
+        "comparison question-conditioned saliency, embedding cosine, evidence labels, chance (each of "
+        "which opens as many turns as sal_a does)",
+        among=("sal_a", "sal_q", "embedding", "evidence", "random"),
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainSettings:
+    """What launch/sft.py does."""
+
+    steps: int = _field(0, "updates; 0: as many as train.epochs take", low=0)
+    epochs: int = _field(2, "passes over the rows (where train.steps is 0)", low=1)
+    batch_size: int = _field(16, "rows an update, over all devices", low=1)
+    accumulation: int = _field(1, "parts a batch is computed in, one after the other", low=1)
+    tokens: int = _field(2048, "most tokens of a row; what does not fit drops turns", low=32)
+    packing: bool = _field(False, "several rows in one sequence of train.tokens (accelerators)")
+    learning_rate: float = _field(2e-4, "at its height", low=1e-12, high=1.0)
+    warmup: float = _field(0.05, "share of the updates in which the rate rises", low=0.0, high=1.0)
+    schedule: str = _field("cosine", "how the rate falls", among=("cosine", "linear", "constant"))
+    weight_decay: float = _field(0.01, "of matrices, not of norms and biases", low=0.0, high=1.0)
+    clip: float = _field(1.0, "largest norm of the gradient", low=1e-12, high=1e12)
+    lora_rank: int = _field(16, "rank of the adapters; 0 trains every parameter", low=0)
+    lora_alpha: float = _field(32.0, "adapters are scaled by alpha / rank", low=1e-12, high=1e6)
+    master: str = _field(
+        "float32",
+        "dtype of trained parameters and of the optimizer; products are in model.dtype",
+        among=("float32", "bfloat16"),
+    )
+    remat: bool = _field(False, "compute activations again in the backward pass: less memory")
+    heads: str = _field(
+        "both",
+        "train one model for both heads, or one head alone",
+        among=("both", "controller", "reader"),
+    )
+    controller_weight: float = _field(
+        1.0, "weight of a controller token in the loss; a reader token weighs 1", low=1e-6, high=1e6
+    )
+    gate: str = _field(
+        "coupled",
+        "the action is one decision, or (an ablation) a gate beside a list that does not know of it",
+        among=("coupled", "separate"),
+    )
+    noise: float = _field(
+        0.2,
+        "share of reader rows whose evidence loses turns and gains distractors",
+        low=0.0,
+        high=1.0,
+    )
+    dev: float = _field(
+        0.1, "share of the groups (users, personas ..) held out to measure on", low=0.0, high=0.9
+    )
+    dev_limit: int = _field(64, "most held-out examples that are measured", low=1)
+    eval_every: int = _field(0, "updates between measurements; 0: before and after only", low=0)
+    checkpoint_every: int = _field(100, "updates between checkpoints", low=1)
+    keep: int = _field(2, "newest checkpoints that are kept, beside the best", low=1)
+
+
+@dataclasses.dataclass(frozen=True)
+class MeshSettings:
+    """Devices by axis; their product is the number of devices."""
+
+    data: int = _field(0, "copies of the model; 0: what the other two leave", low=0)
+    fsdp: int = _field(1, "parts that parameters and optimizer are split into, and rows", low=1)
+    tensor: int = _field(1, "parts that each matrix product is split into", low=1)
+
+
+@dataclasses.dataclass(frozen=True)
+class ReadingSettings:
+    """How raw benchmark files become examples (as `bfm.datasets.Reading`; its seed is `seed`)."""
+
+    time_suffix: str = _field(
+        "keep", "MemBench: the place-and-time note in each message", among=("keep", "remove")
+    )
+    persona_card: bool = _field(True, "PersonaMem: messages that restate the persona, in or out")
+    padding_turns: int = _field(
+        0, "PrefEval: unrelated exchanges between conversation and question", low=0
+    )
+    length: int = _field(10, "shifting_prefs: exchanges of a history", among=(10, 100, 1000))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,6 +156,9 @@ class BenchSettings:
 class Settings:
     model: ModelSettings = dataclasses.field(default_factory=ModelSettings)
     label: LabelSettings = dataclasses.field(default_factory=LabelSettings)
+    train: TrainSettings = dataclasses.field(default_factory=TrainSettings)
+    mesh: MeshSettings = dataclasses.field(default_factory=MeshSettings)
+    reading: ReadingSettings = dataclasses.field(default_factory=ReadingSettings)
     bench: BenchSettings = dataclasses.field(default_factory=BenchSettings)
     data: str = _field(
         "dialogues",
@@ -96,6 +185,13 @@ class Settings:
     )
     tau: str = _field("1.0", "threshold on Sal_a in nats: turns above it are the focus")
     max_focus: int = _field(5, "most turns in a focus", low=1)
+    prefilter_k: int = _field(
+        10, "turns of highest Sal_q that the controller chooses from", low=1, high=99
+    )
+    labels: str = _field("", "labels.jsonl to train on, made by launch/label.py")
+    policy: str = _field(
+        "", "fine-tuned model: the export/ folder of launch/sft.py; empty: untrained"
+    )
     on_overflow: str = _field(
         "refuse",
         "a turn that does not fit the model's window stops the run, or loses its oldest tokens",
@@ -125,6 +221,8 @@ class Settings:
             finite = False
         if not finite:
             raise SettingsError(f"tau: {made.tau!r} is neither 'auto' nor a finite number")
+        if not made.model.path and not made.model.arch:
+            raise SettingsError("model.path: empty; name a model, or a shape in model.arch")
         for name in ("turns", "questions"):
             numbers(getattr(made.bench, name), f"bench.{name}")
         if made.data != "dialogues" and not made.data.removeprefix("jsonl:").strip():
@@ -176,7 +274,7 @@ def _checked(field: dataclasses.Field, value: Any, label: str) -> Any:
         raise SettingsError(f"{label}: must be {expected.__name__}, not {value!r}")
     among = field.metadata.get("among")
     if among and value not in among:
-        raise SettingsError(f"{label}: {value!r} is not one of {', '.join(among)}")
+        raise SettingsError(f"{label}: {value!r} is not one of {', '.join(map(str, among))}")
     low, high = field.metadata.get("low"), field.metadata.get("high")
     if (low is not None and not value >= low) or (high is not None and not value <= high):
         bounds = f"at least {low}" if high is None else f"between {low} and {high}"
@@ -205,7 +303,7 @@ def describe() -> list[tuple[str, Any, str]]:
                     (
                         where + field.name,
                         field.default,
-                        text + (f" ({'|'.join(among)})" if among else ""),
+                        text + (f" ({'|'.join(map(str, among))})" if among else ""),
                     )
                 )
         return rows

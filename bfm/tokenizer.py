@@ -125,6 +125,10 @@ class Tokenizer:
                 pieces.append(self._scaffold.decode(list(run), skip_special_tokens=False))
         return "".join(pieces)
 
+    def to_json(self) -> dict[str, Any]:
+        """Return the content of a tokenizer.json that encodes as `encode_template` does."""
+        return json.loads(self._scaffold.to_str())
+
     def render(self, messages: Sequence[Mapping[str, str]], *, add_generation_prompt: bool) -> str:
         """Return the chat template's text for messages {"role", "content"}.
 

@@ -1,17 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Weights: a Hugging Face folder or a GGUF file <-> Decoder, tensor by tensor, without torch.
+"""Weights: a Hugging Face folder or a GGUF file -> Decoder, tensor by tensor, without torch.
 
 One table names, for every parameter, its Hugging Face and its GGUF tensor; a name that is missing,
-extra or misshapen stops the load with one message that lists them all. Export reads the same table.
+extra or misshapen stops the load with one message that lists them all. `bfm.export` writes by the
+same table.
 """
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import json
 import math
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,8 +21,7 @@ import numpy as np
 from flax import nnx
 
 from bfm import gguf
-from bfm.jsonl import write_json
-from bfm.model import config as model_config
+from bfm.model import config_gguf, config_hf
 from bfm.model.config import ConfigError, ModelConfig
 from bfm.model.decoder import Decoder
 
@@ -126,6 +124,15 @@ class Source(NamedTuple):
     read: Callable[[str], np.ndarray]
     sha256: Callable[[], str]  # of the files' bytes
     column: int  # of Entry: 0 Hugging Face names, 1 GGUF names
+    bf16: frozenset[str] = frozenset()  # the tensors that are stored so
+
+    @property
+    def dtype(self) -> str:
+        """The narrower dtype of `read` that holds every stored value: "bfloat16" or "float32"."""
+        leaves = jax.tree_util.tree_flatten_with_path(abstract_decoder(self.config, "bfloat16"))[0]
+        narrow = (tensors(self.config, param_path(k)) for k, x in leaves if x.dtype == jnp.bfloat16)
+        names = {e[self.column].format(i=i) for e, layers in narrow for i in layers or (0,)}
+        return "bfloat16" if names <= self.bf16 else "float32"
 
 
 def open_source(path: str | Path) -> Source:
@@ -186,12 +193,13 @@ def expected(config: ModelConfig, column: int = 0) -> dict[str, tuple[int, ...]]
     shapes: dict[str, tuple[int, ...]] = {}
     for key, leaf in jax.tree_util.tree_flatten_with_path(abstract_decoder(config))[0]:
         entry, layers = tensors(config, param_path(key))
-        shape = _stored_shape(entry, leaf.shape[1:] if layers else leaf.shape, column)
+        shape = stored_shape(entry, leaf.shape[1:] if layers else leaf.shape, column)
         shapes |= {entry[column].format(i=i): shape for i in layers or (0,)}
     return shapes
 
 
-def _stored_shape(entry: Entry, shape: tuple[int, ...], column: int) -> tuple[int, ...]:
+def stored_shape(entry: Entry, shape: tuple[int, ...], column: int) -> tuple[int, ...]:
+    """Return the shape in which a file holds one layer's parameter of `shape`."""
     if entry.filters and column == 0:
         return shape[0], 1, shape[1]
     if not entry.inputs:
@@ -222,11 +230,11 @@ def _open_hf(path: Path) -> Source:
         raise WeightsError(f"{path}: no such model folder")
     raw = read_json(path / "config.json")
     try:
-        config = model_config.from_hf(raw)
+        config = config_hf.from_hf(raw)
     except ConfigError as error:
         raise ConfigError(f"{path / 'config.json'}: {error}") from None
     files = _safetensors_files(path)
-    handles, shapes, names = {}, {}, {}
+    handles, shapes, names, bf16 = {}, {}, {}, set()
     for file in files:
         import safetensors
 
@@ -240,7 +248,9 @@ def _open_hf(path: Path) -> Source:
                 # A model that also sees keeps its text model one level down.
                 short = name.replace("model.language_model.", "model.", 1)
                 handles[short], names[short] = handle, name
-                shapes[short] = tuple(handle.get_slice(name).get_shape())
+                stored = handle.get_slice(name)
+                shapes[short] = tuple(stored.get_shape())
+                bf16 |= {short} if stored.get_dtype() == "BF16" else set()
         except (safetensors.SafetensorError, OSError) as error:
             raise WeightsError(f"{file}: not a complete safetensors file ({error})") from None
 
@@ -255,7 +265,9 @@ def _open_hf(path: Path) -> Source:
                 "tie_word_embeddings=true"
             )
         del shapes["lm_head.weight"]
-    return Source(config, shapes, read, lambda: file_hash(path / "config.json", *files), 0)
+    return Source(
+        config, shapes, read, lambda: file_hash(path / "config.json", *files), 0, frozenset(bf16)
+    )
 
 
 def _safetensors_files(path: Path) -> list[Path]:
@@ -311,7 +323,7 @@ def _open_gguf(path: Path) -> Source:
     try:
         vocab = shapes.get("token_embd.weight", (0,))[0]
         tied = "output.weight" not in shapes
-        config = model_config.from_gguf(file.metadata, vocab, tied, factors)
+        config = config_gguf.from_gguf(file.metadata, vocab, tied, factors)
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from None
 
@@ -353,55 +365,3 @@ def _from_gguf(c: ModelConfig, name: str, array: np.ndarray) -> np.ndarray:
     if part in ("attn_gate.weight", "ssm_alpha.weight", "ssm_beta.weight", "ssm_dt.bias"):
         return grouped(array)
     return array
-
-
-# --- export ------------------------------------------------------------------------------------
-
-
-def export(decoder: Decoder, folder: str | Path, shard_bytes: int = 4 << 30) -> None:
-    """Write a decoder as a Hugging Face folder: config.json and safetensors, bit for bit as held.
-
-    Text models only; a text model that was read from inside another is written by itself
-    (`Qwen3_5ForCausalLM`). Shards of at most `shard_bytes` (a larger tensor stands alone) are written
-    one at a time, the index last, each under its name only when complete.
-    """
-    from safetensors.numpy import save_file
-
-    folder = Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
-    config = decoder.config
-    parts: list[tuple[str, Callable[[], np.ndarray], int]] = []
-    for key, leaf in jax.tree_util.tree_flatten_with_path(decoder)[0]:
-        entry, layers = tensors(config, param_path(key))
-
-        def stored(leaf=leaf, entry=entry, row=None) -> np.ndarray:
-            array = np.asarray(leaf if row is None else leaf[row])
-            shape = _stored_shape(entry, array.shape, 0)
-            array = array.reshape(shape[::-1]).T if entry.inputs else array.reshape(shape)
-            return np.ascontiguousarray(array)
-
-        for row, i in enumerate(layers) if layers else ((None, 0),):
-            bytes_ = leaf.nbytes // max(1, len(layers))
-            parts.append((entry.hf.format(i=i), functools.partial(stored, row=row), bytes_))
-    shards, held = [[]], 0
-    for part in parts:
-        if shards[-1] and held + part[2] > shard_bytes:
-            shards.append([])
-            held = 0
-        shards[-1].append(part)
-        held += part[2]
-    index = {}
-    for n, shard in enumerate(shards, 1):
-        name = f"model-{n:05d}-of-{len(shards):05d}.safetensors"
-        name = name if len(shards) > 1 else "model.safetensors"
-        save_file({t: make() for t, make, _ in shard}, folder / f"{name}.part", {"format": "pt"})
-        os.replace(folder / f"{name}.part", folder / name)
-        index |= {tensor: name for tensor, _, _ in shard}
-    write_json(
-        folder / "config.json", {**model_config.to_hf(config), "dtype": str(decoder.embed_VD.dtype)}
-    )
-    if len(shards) > 1:
-        total = sum(bytes_ for *_, bytes_ in parts)
-        write_json(folder / "model.safetensors.index.json", {
-            "metadata": {"total_size": total}, "weight_map": index,
-        })  # fmt: skip

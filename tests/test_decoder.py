@@ -11,7 +11,9 @@ import numpy as np
 import pytest
 
 from bfm import weights
-from bfm.model.config import ConfigError, ModelConfig, Rope, from_hf, inverse_frequencies, to_hf
+from bfm.model.config import ConfigError, ModelConfig, Rope, inverse_frequencies
+from bfm.model.config_hf import from_hf
+from bfm.model.config_write import to_hf
 from bfm.model.decoder import decode
 from bfm.model.matmul import dot
 from tests import models, reference

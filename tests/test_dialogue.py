@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bfm import dialogue
+from bfm import dialogue, jsonl
 from bfm.dialogue import (
     Example,
     Label,
@@ -442,6 +442,23 @@ def test_a_large_file_does_not_sit_in_memory(tmp_path):
         tracemalloc.stop()
     assert len(source) == 100
     assert peak < path.stat().st_size / 10
+
+
+def test_what_is_written_is_read_back_and_a_part_never_takes_the_name(tmp_path):
+    source = JsonlSource.open(write(tmp_path / "a.jsonl", *(record(id=f"é{i}") for i in range(3))))
+    path = tmp_path / "b.jsonl"
+    assert jsonl.write(path, iter(source)) == 3 and list(JsonlSource.open(path)) == list(source)
+
+    def broken():
+        yield source[0]
+        raise KeyError("a fault of the source")
+
+    with pytest.raises(KeyError):
+        jsonl.write(path, broken())
+    assert len(JsonlSource.open(path)) == 3  # what was there before
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["a.jsonl", "b.jsonl"]
+    with pytest.raises(DataError, match=r"^.*/no/c\.jsonl: cannot be written: No such file"):
+        jsonl.write(tmp_path / "no" / "c.jsonl", source)
 
 
 # Labels and the bundled file

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from bfm.datasets import membench
+from bfm.datasets import membench, splits
 from bfm.datasets.common import Reading
+from bfm.datasets.membench_record import names_in
 from bfm.dialogue import evidence_turns, parse_example, to_json
 from bfm.jsonl import DataError
 
@@ -136,8 +137,8 @@ def nested():
         ([[1, 0], [4, 1]], (2, 8), None),  # over all sessions, as the official code counts
         ([[1, 0], [0, 1]], (2, 6), None),  # step 0 is not in session 1: inside the session
         ([3], (6,), None),
-        ([[1, 0], [2, 5]], (2,), ["evidence out of range"]),
-        ([[9, 1]], (), ["evidence out of range"]),
+        ([[1, 0], [2, 5]], (2,), {"evidence that names no message": 1}),
+        ([[9, 1]], (), {"evidence that names no message": 1}),
     ],
 )
 def test_nested_sessions_and_two_part_ids(tmp_path, ids, evidence, faults):
@@ -186,13 +187,34 @@ def test_known_faults_are_noted_and_the_question_stays(tmp_path):
     ]
     found = examples(tmp_path, items)
     assert [e.meta["faults"] for e in found] == [
-        ["evidence out of range"],
-        ["no evidence given"],
-        ["two identical options"],
-        ["times not in order"],
+        {"evidence that names no message": 1},
+        {"no evidence given": 1},
+        {"identical options": 2},
+        {"times not in order": 1},
     ]
     assert [e.evidence for e in found] == [(0,), (), (2,), (2,)]
     assert [e.answer_index for e in found] == [1] * 4
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        (
+            "I'm a fan of Emma (1996), but I also like Three Colors: Red.",
+            ["emma", "three colors red"],
+        ),
+        ("I adore Kale besides Duck and Cover from 1951.", ["duck and cover", "kale"]),
+        ("I've seen it. Maybe I will. It's fine; What a day.", []),
+        ("I’ve got to say, Arugula Salad and I go well together!", ["arugula salad"]),
+    ],
+)
+def test_names_are_told_by_their_capitals(text, names):
+    assert sorted(names_in([text])) == names
+
+
+def test_entities_are_those_of_the_evidence(tmp_path):
+    steps = [step("I saw Brazil once.", 0), step("I fold Paper Cranes.", 1, "As in Oslo?")]
+    assert one(tmp_path, 0, steps).meta["entities"] == ["paper cranes"]
 
 
 def test_a_repeated_trajectory_is_dropped_and_counted(tmp_path):
@@ -288,7 +310,10 @@ def changed(**changes):
         ([changed(QA=[])], "'lamp'[0]: QA: is of the wrong type (list)"),
         ([trajectory(question="")], "'lamp'[0]: query: is empty"),
         ([trajectory(ground_truth="E")], "ground_truth: is none of the choices A, B, C, D"),
-        ([trajectory(choices={"A": "x", "B": None})], "choices: B: must be a text"),
+        (
+            [trajectory(choices={"A": "x", "B": None})],
+            "choices: B: is of the wrong type (NoneType)",
+        ),
         ([trajectory(choices={"B": "x"}, answer="x")], "options: needs at least 2"),
         (
             [trajectory(answer="Oil lamps")],
@@ -416,6 +441,20 @@ def test_real_high_has_the_published_counts():
         **dict.fromkeys(("movie", "food", "book"), 1),
         "emotion": 10,
     }
+
+
+@needs_data
+def test_real_movies_are_one_component_and_books_are_not():
+    found = list(membench.read("membench_high", DATA, KEPT, collections.Counter()))
+    made = splits.make([e.meta for e in found], "membench_high", 0)
+    parts = {
+        part: collections.Counter(found[i].meta["category"] for i in made[f"components_{part}"])
+        for part in ("train", "dev", "test")
+    }
+    assert [sum(part.values()) for part in parts.values()] == [240, 80, 80]
+    assert parts["train"]["movie"] == 99  # no split of the movies is free of shared titles
+    assert min(part["food"] + part["book"] for part in parts.values()) > 40
+    assert len(made["test_seen"]) == 44 and len(made["test_unseen"]) == 36
 
 
 @needs_data

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from bfm import labeling, weights
+from bfm.export import export
 from bfm.labeling import TOKENS
 from bfm.model.decoder import decode
 from bfm.model.matmul import dot
@@ -60,7 +61,7 @@ def test_logits(tmp_path, case):
     base, overrides = CASES[case]
     folder = models.folder(tmp_path, base, **overrides)
     model = weights.read(weights.open_source(folder))
-    weights.export(model, tmp_path / "out")
+    export(model, tmp_path / "out")
     reference, info = theirs(folder, output_loading_info=True)
     exported, exported_info = theirs(tmp_path / "out", output_loading_info=True)
     assert not any([*info.values(), *exported_info.values()])

@@ -132,9 +132,9 @@ def test_v1_reads_history_up_to_the_question(tmp_path):
 def test_v1_names_the_faults_of_rows_that_are_kept(tmp_path):
     write_v1(tmp_path)
     examples, _ = load(tmp_path)
-    assert examples["q5"].meta["identical_options"] == [0, 2]
+    assert examples["q5"].meta["faults"] == {"identical options": 2}
     null = examples["q3"]
-    assert null.meta["null_messages"] == 2 and null.meta["repeats"] == "q1"
+    assert null.meta["faults"] == {"null messages": 2} and null.meta["repeats"] == "q1"
     assert [(m.name, m.session) for m in null.question.messages] == [
         *[("", "0")] * 3, ("persona", "1"), ("", "1"), ("", "1"),
     ]  # fmt: skip
@@ -301,7 +301,7 @@ def test_v2_shuffles_with_a_record_and_finds_evidence(tmp_path):
     assert [(e.evidence, e.meta["snippet"]) for e in examples.values()][1:5] == [
         ((), "unmatched"), ((4, 5), "matched"), ((), "unmatched"), ((), "none"),
     ]  # fmt: skip
-    assert len(examples["benchmark/6"].meta["identical_options"]) == 2
+    assert examples["benchmark/6"].meta["faults"]["identical options"] == 2
 
 
 def test_v2_persona_card_out_moves_evidence_along(tmp_path):

@@ -247,7 +247,7 @@ def test_missing_data_is_named_with_place_and_size(tmp_path):
         prefeval.read("prefeval_choice", tmp_path, PLAIN, collections.Counter())
     [line] = str(error.value).splitlines()
     assert HOME in line and "KB" in line and "amazon-science/PrefEval" in line
-    assert len(prefeval.FILES["prefeval_choice"]) == 80
+    assert len(prefeval.FILES["prefeval_choice"]) == 4 * 20 + 1  # the padding too
 
 
 # The real files

@@ -45,6 +45,33 @@ def test_official_and_published_splits_stand():
     assert splits["per20_train"] == [0] and splits["per20_test"] == [1]
 
 
+entities = st.lists(st.sets(st.sampled_from("abcdefgh"), max_size=2), min_size=1, max_size=40)
+
+
+@given(entities, st.integers(0, 3))
+def test_components_share_no_entity_however_indirectly(named, seed):
+    metas = [{"group": str(i // 2), "entities": sorted(names)} for i, names in enumerate(named)]
+    splits = make(metas, "x", seed)
+    parts = [splits[f"components_{part}"] for part in ("train", "dev", "test")]
+    assert sorted(i for part in parts for i in part) == splits["all"]
+    for key in (lambda i: named[i], lambda i: {metas[i]["group"]}):
+        held = [set().union(*map(key, part)) for part in parts]
+        assert sum(map(len, held)) == len(set().union(*held))
+    known = set().union(*(named[i] for i in splits["train"]))
+    for part in ("dev", "test"):
+        seen, unseen = splits[f"{part}_seen"], splits[f"{part}_unseen"]
+        assert sorted([*seen, *unseen]) == splits[part]
+        assert all(named[i] & known for i in seen) and not any(named[i] & known for i in unseen)
+
+
+def test_components_fill_the_shares_where_they_are_small():
+    metas = [{"group": str(i), "entities": [f"e{i // 5}"]} for i in range(100)]
+    splits = make(metas, "x", 0)
+    sizes = [len(splits[f"components_{part}"]) for part in ("train", "dev", "test")]
+    assert sizes == [60, 20, 20]
+    assert splits["components_train"] != make(metas, "x", 1)["components_train"]
+
+
 def test_a_permutation_is_the_same_in_every_process():
     code = "from bfm.datasets.common import permutation; print(permutation(9, 3, 'é'))"
     printed = {

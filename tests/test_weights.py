@@ -12,7 +12,9 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from bfm import weights
-from bfm.model.config import ConfigError, from_hf
+from bfm.export import export
+from bfm.model.config import ConfigError, inverse_frequencies
+from bfm.model.config_hf import from_hf
 from bfm.weights import WeightsError
 from tests import models
 
@@ -156,8 +158,13 @@ def test_a_broken_folder_is_named(folder, spoil, named):
 GGUF_NAMES = {entry.hf: entry.gguf for entry in weights.TABLE.values()}
 
 
-def write_gguf(folder, path, rope_freqs: np.ndarray | None, q8: bool = False) -> None:
-    """Convert a tiny folder as llama.cpp does: q and k rows interleaved, rope scaling in a tensor."""
+def write_gguf(
+    folder, path, rope_freqs: np.ndarray | None, q8: bool = False, also=lambda writer: None
+) -> None:
+    """Convert a tiny folder as llama.cpp does: q and k rows interleaved, rope scaling in a tensor.
+
+    `also(writer)` adds fields, such as a tokenizer's.
+    """
     config = json.loads((folder / "config.json").read_text())
     writer = gguf.GGUFWriter(path, "llama")
     writer.add_block_count(config["num_hidden_layers"])
@@ -187,6 +194,7 @@ def write_gguf(folder, path, rope_freqs: np.ndarray | None, q8: bool = False) ->
             writer.add_tensor(target.format(i=layer), array)
     if rope_freqs is not None:
         writer.add_tensor("rope_freqs.weight", rope_freqs.astype(np.float32))
+    also(writer)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -195,8 +203,6 @@ def write_gguf(folder, path, rope_freqs: np.ndarray | None, q8: bool = False) ->
 
 def test_gguf_equals_its_folder(folder, tmp_path):
     """q and k rows unpermuted; rope_freqs stands for the config's llama3 scaling."""
-    from bfm.model.config import from_hf, inverse_frequencies
-
     raw = json.loads((folder / "config.json").read_text())
     scaled = inverse_frequencies(from_hf(raw))
     plain = inverse_frequencies(from_hf(raw | {"rope_scaling": None}))
@@ -330,7 +336,7 @@ def test_a_model_survives_its_export_bit_for_bit(family, dtype, tmp_path):
         if not name.endswith(("A_log", "linear_attn.norm.weight"))
     }))  # fmt: skip
     model = weights.read(weights.open_source(folder), dtype)
-    weights.export(model, tmp_path / "out", shard_bytes=50_000 if dtype == "float32" else 1 << 30)
+    export(model, tmp_path / "out", shard_bytes=50_000 if dtype == "float32" else 1 << 30)
     files = sorted((tmp_path / "out").glob("*.safetensors"))
     assert (len(files) > 1) == (dtype == "float32")
     out = {name: array for file in files for name, array in load_file(file).items()}

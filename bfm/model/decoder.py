@@ -190,6 +190,7 @@ def decode(
     positions_BT: jax.Array,
     segments_BT: jax.Array,
     past: tuple[State, ...] = (),
+    remat: bool = False,
 ) -> tuple[jax.Array, State]:
     """Run the decoder over a block that continues from `past`.
 
@@ -197,7 +198,8 @@ def decode(
     inside), tokens of one segment see each other causally and everything in `past`; positions count
     real tokens from 0 over the whole sequence. Returns the hidden states after the final norm (fp32
     [B, T, D]) and the block's own state. Rows of `past` may be fewer than B by a factor (see
-    `bfm.model.state`). Layers run as one scan over the pattern of mixers that repeats.
+    `bfm.model.state`). Layers run as one scan over the pattern of mixers that repeats; with `remat` a
+    gradient keeps only the residual stream between them.
     """
     c = model.config
     scale = jnp.asarray(c.embed_scale, model.embed_VD.dtype).astype(jnp.float32)
@@ -241,7 +243,8 @@ def decode(
             left[linear].append(new)
         return x_BTD, {k: jax.tree.map(lambda *a: jnp.stack(a), *v) for k, v in left.items() if v}
 
-    x_BTD, left = jax.lax.scan(superblock, x_BTD, xs)
+    body = jax.checkpoint(superblock) if remat else superblock
+    x_BTD, left = jax.lax.scan(body, x_BTD, xs)
     left = jax.tree.map(lambda a: a.reshape(-1, *a.shape[2:]), left)
     k_LBKTh, v_LBKTh = left.get(False, (None, None))
     inputs_LBWC, state_LBKgdv = left.get(True, (None, None))

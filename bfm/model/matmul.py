@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The two matrix products of this project: operands in the narrow dtype, sums in fp32."""
+"""The matrix products of this project: operands in the narrow dtype, sums in fp32."""
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from pathlib import Path
 
@@ -10,8 +11,40 @@ import jax
 import jax.numpy as jnp
 
 
-def dot(x: jax.Array, w: jax.Array, n: int = 1) -> jax.Array:
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class LowRank:
+    """A weight w + scale a b that is never formed (LoRA, arXiv 2106.09685): stands where w stands.
+
+    frozen: (inputs.., outputs..), a: (inputs.., r), b: (r, outputs..), perhaps behind a layer axis.
+    """
+
+    frozen: jax.Array
+    a: jax.Array
+    b: jax.Array
+    scale: float = dataclasses.field(metadata={"static": True})
+
+    @property
+    def dtype(self) -> jnp.dtype:
+        return self.frozen.dtype
+
+    def __getitem__(self, key: object) -> LowRank:
+        """Return itself for [...], by which a module reads its parameter."""
+        return self
+
+    def merged(self) -> jax.Array:
+        """Return w + scale a b of a stack of layers, summed in fp32, in w's dtype."""
+        a_LIr = self.a.reshape(self.a.shape[0], -1, self.a.shape[-1]).astype(jnp.float32)
+        b_LrO = self.b.reshape(self.b.shape[0], self.b.shape[1], -1).astype(jnp.float32)
+        change = jnp.einsum("lir,lro->lio", a_LIr, b_LrO, precision="highest")
+        summed = self.frozen.astype(jnp.float32) + self.scale * change.reshape(self.frozen.shape)
+        return summed.astype(self.frozen.dtype)
+
+
+def dot(x: jax.Array, w: jax.Array | LowRank, n: int = 1) -> jax.Array:
     """Contract the last `n` axes of x with the first `n` of w: w's dtype in, fp32 out."""
+    if isinstance(w, LowRank):
+        return dot(x, w.frozen, n) + w.scale * dot(dot(x, w.a, n), w.b)
     axes = tuple(range(x.ndim - n, x.ndim)), tuple(range(n))
     return jax.lax.dot_general(
         x.astype(w.dtype), w, (axes, ((), ())), preferred_element_type=jnp.float32

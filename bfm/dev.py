@@ -1,0 +1,117 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Measurements on held-out labelled examples: does the controller find the silver focus, does the
+reader answer, and what do both give together?"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from bfm.dialogue import turns_of
+from bfm.heads import controller_prompt, prefilter, reader_prompt
+from bfm.intervals import f1, interval, mean
+from bfm.lm import LM
+from bfm.material import group_of, unlabelled_evidence
+from bfm.policy import Decision, Reading, decide, read_options
+from bfm.rows import Labelled, silver
+from bfm.saliency import Scorer
+from bfm.settings import Settings
+
+
+def measure(lm: LM, items: Sequence[Labelled], settings: Settings) -> dict:
+    """Return name -> [value, low, high] (95 % by group) and `score`, which checkpoints are kept by.
+
+    gate_f1, focus_f1: the controller against the silver focus within its candidates. accuracy_none,
+    accuracy_silver, accuracy_policy: the reader with no memory, with the silver focus, with what the
+    controller chose; logp_*: log posterior of the right option, nats. Examples without options have no
+    accuracy and are left out of those rows (`n_options` says how many there are).
+    """
+    found: dict = {"n": len(items)}
+    groups = [group_of(item.example) for item in items]
+    focus = [_silver(item, settings) for item in items]
+    decisions = None
+    if settings.labels and settings.train.heads != "reader":
+        decisions = controller(lm, items, settings)
+        wanted = np.array([len(f) for f in focus])
+        chosen = np.array([len(d.focus) for d in decisions])
+        hits = np.array([len({*d.focus} & {*f}) for d, f in zip(decisions, focus, strict=True)])
+        opened = np.array([d.gate for d in decisions], int)
+        right = (opened > 0) & (wanted > 0)
+        found["gate_f1"] = interval(groups, f1(right.astype(int), opened, (wanted > 0).astype(int)))
+        found["gate_accuracy"] = interval(groups, mean((opened > 0) == (wanted > 0)))
+        found["focus_f1"] = interval(groups, f1(hits, chosen, wanted))
+    if settings.train.heads != "controller":
+        found |= _reading(lm, items, groups, focus, decisions, settings)
+    scores = ("accuracy_policy", "accuracy_silver", "focus_f1")
+    found["score"] = next((found[name][0] for name in scores if name in found), 0.0)
+    return found
+
+
+def controller(lm: LM, items: Sequence[Labelled], settings: Settings) -> list[Decision]:
+    """Let the controller decide on every item."""
+    train = settings.train
+    prompts = []
+    for item in items:
+        question = item.example.question
+        turns = turns_of(question.messages, settings.unit)
+        ranked = prefilter(item.sal_q, settings.prefilter_k)
+        prompts.append(
+            controller_prompt(
+                lm.scaffold,
+                question,
+                turns,
+                ranked,
+                limit=train.tokens,
+                context_turns=settings.context_turns,
+            )
+        )
+    return decide(
+        lm, prompts, max_focus=settings.max_focus, coupled=train.gate == "coupled",
+        batch_size=settings.batch_size,
+    )  # fmt: skip
+
+
+def _silver(item: Labelled, settings: Settings) -> tuple[int, ...]:
+    if not settings.labels:
+        return unlabelled_evidence(item, settings)
+    return silver(item, prefilter(item.sal_q, settings.prefilter_k), settings.max_focus)
+
+
+def _reading(lm, items, groups, focus, decisions, settings) -> dict:
+    asked = [i for i, item in enumerate(items) if item.example.answer_index >= 0]
+    found: dict = {"n_options": len(asked)}
+    if not asked:
+        return found
+    names = ["none", "silver", *(["policy"] if decisions else [])]
+    blocks = []
+    for i in asked:
+        question = items[i].example.question
+        turns = turns_of(question.messages, settings.unit)
+        room = settings.train.tokens - len(lm.scaffold.head)
+        sets = [(), focus[i], *([decisions[i].focus] if decisions else [])]
+        blocks.append([
+            reader_prompt(
+                lm.scaffold, turns, chosen, room=room, context_turns=settings.context_turns
+            ).prefix
+            for chosen in sets
+        ])  # fmt: skip
+    scorer = Scorer(lm.decoder, lm.scaffold.head, batch_size=settings.batch_size)
+    form = settings.label.answer
+    questions = [items[i].example.question for i in asked]
+    readings = read_options(
+        scorer, lm.scaffold, questions, blocks, form=form, norm=settings.label.norm
+    )
+    gold = [items[i].example.answer_index for i in asked]
+    of = [groups[i] for i in asked]
+    for k, name in enumerate(names):
+        right = np.array([credit(r[k], g) for r, g in zip(readings, gold, strict=True)])
+        logp = np.array([r[k].log_posterior[g] for r, g in zip(readings, gold, strict=True)])
+        found[f"accuracy_{name}"] = interval(of, mean(right))
+        found[f"logp_{name}"] = interval(of, mean(logp))
+    return found
+
+
+def credit(reading: Reading, gold: int) -> float:
+    """Return 1 for the right option, 1/k where k options share the highest belief, else 0."""
+    return float(gold in reading.best) / len(reading.best)

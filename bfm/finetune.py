@@ -1,0 +1,292 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Fine-tuning from a labels file: rows, steps, checkpoints, measurements, and an export to serve.
+
+Started again after a kill it goes on from its newest checkpoint with the same numbers.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import math
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import grain
+import jax
+import jax.numpy as jnp
+
+from bfm import checkpoint, export, lora, sharding, training, weights
+from bfm.dev import measure
+from bfm.labeling import WorkdirError
+from bfm.lm import LM, ModelFiles, code_hash, open_model
+from bfm.material import Material, prepare
+from bfm.model.matmul import bf16_pays
+from bfm.progress import Meter
+from bfm.settings import Settings, SettingsError
+
+METRICS, DEV, EXPORT, CHECKPOINTS = "metrics.jsonl", "dev.jsonl", "export", "checkpoints"
+
+
+def run(settings: Settings, workdir: Path) -> dict[str, Any]:
+    """Fine-tune into `workdir` and return a summary: steps, loss, measurements before and after.
+
+    Everything that can be wrong with settings, model, labels and data is found before the workdir is
+    touched. Raises SettingsError, DataError, ShardingError, CheckpointError, WorkdirError or the errors
+    of `open_model`.
+    """
+    train = settings.train
+    files = open_model(settings.model.path, settings.model.arch, settings.seed)
+    material = prepare(settings, files)
+    steps = train.steps or max(1, round(train.epochs * len(material.rows) / train.batch_size))
+    mesh = check(settings, files, material)
+    _make_workdir(workdir)
+    identity = {
+        **files.identity(settings.model.dtype), **material.identity, "steps": steps,
+        "code": code_hash(), "train": dataclasses.asdict(train), "heads": _heads(settings),
+    }  # fmt: skip
+    ignored = ("checkpoint_every", "keep", "eval_every", "dev_limit")  # move no parameter
+    for name in ignored:
+        del identity["train"][name]
+    best = "score" if train.eval_every else ""
+    with (
+        checkpoint.Checkpoints(workdir / CHECKPOINTS, train.keep, identity, best) as checkpoints,
+        _sigterm() as stopped,
+    ):
+        learner = Learner(settings, files, mesh, steps)
+        return _loop(learner, material, checkpoints, stopped, workdir, steps)
+
+
+def _heads(settings: Settings) -> dict[str, Any]:
+    names = ("unit", "context_turns", "max_focus", "prefilter_k", "seed")
+    return {name: getattr(settings, name) for name in names} | dataclasses.asdict(settings.label)
+
+
+# --- checks ------------------------------------------------------------------------------------
+
+
+def check(settings: Settings, files: ModelFiles, material: Material) -> jax.sharding.Mesh:
+    """Compare settings, model and mesh before any weight is read; return the mesh.
+
+    Raises SettingsError or ShardingError (one line).
+    """
+    train, config = settings.train, files.config
+    if not settings.labels and (
+        train.heads != "reader" or settings.label.source not in ("random", "evidence")
+    ):
+        raise SettingsError(
+            "labels: missing; give the labels.jsonl of launch/label.py (only train.heads=reader with "
+            "label.source=random or evidence needs none)"
+        )
+    if train.batch_size % train.accumulation:
+        raise SettingsError(
+            f"train.accumulation: {train.accumulation} does not divide "
+            f"train.batch_size={train.batch_size}"
+        )
+    if train.batch_size > len(material.rows):
+        raise SettingsError(
+            f"train.batch_size: {train.batch_size} rows, but there are only {len(material.rows)}"
+        )
+    if train.tokens > config.window:
+        raise SettingsError(
+            f"train.tokens: {train.tokens} is over the model's window of {config.window}"
+        )
+    mesh = sharding.make_mesh(settings.mesh.data, settings.mesh.fsdp, settings.mesh.tensor)
+    shards = sharding.row_shards(mesh)
+    if not train.packing and (train.batch_size // train.accumulation) % shards:
+        raise SettingsError(
+            f"train.batch_size: {train.batch_size} rows in {train.accumulation} part(s) do not divide "
+            f"over mesh.data x mesh.fsdp = {shards}"
+        )
+    shapes = {
+        name: leaf.shape for name, leaf in lora.flatten(weights.abstract_decoder(config)).items()
+    }
+    sharding.shardings(shapes, mesh)
+    return mesh
+
+
+def _make_workdir(workdir: Path) -> None:
+    try:
+        workdir.mkdir(parents=True, exist_ok=True)
+        if not os.access(workdir, os.W_OK):
+            raise PermissionError(13, "not writable")
+        export.check_target(workdir / EXPORT)
+    except OSError as error:
+        raise WorkdirError(f"--workdir: {workdir}: {error.strerror}") from None
+
+
+# --- the learner -------------------------------------------------------------------------------
+
+
+class Learner:
+    """A model on a mesh while it is trained: frozen weights, the step, and views of a state."""
+
+    def __init__(self, settings: Settings, files: ModelFiles, mesh, steps: int):
+        self.settings, self.files, self.mesh = settings, files, mesh
+        train, config = settings.train, files.config
+        wide = settings.model.dtype == "bfloat16" and not bf16_pays()
+        self.dtype = "float32" if wide else settings.model.dtype
+        scale = train.lora_alpha / train.lora_rank if train.lora_rank else 1.0
+        self.model = training.Model(config, self.dtype, scale, train.remat)
+        self.optimizer = training.make_optimizer(train, steps)
+        self.schedule = training.make_schedule(train, steps)
+        self.steps = steps
+        abstract = jax.eval_shape(lambda: training.new_state(self._shapes(), self.optimizer))
+        self.shardings = training.state_shardings(abstract, mesh)
+        self.abstract = jax.tree.map(
+            lambda leaf, s: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=s),
+            abstract, self.shardings,
+        )  # fmt: skip
+        base_shapes = {
+            n: x.shape for n, x in lora.flatten(weights.abstract_decoder(config)).items()
+        }
+        self.placed = sharding.shardings(base_shapes, mesh)
+        self.frozen: dict[str, jax.Array] = {}
+        if train.lora_rank:
+            self.frozen = self._weights(settings.model.dtype, self.dtype)
+        self.step = training.Step(self.model, self.optimizer, mesh, self.shardings)
+
+    def _shapes(self) -> dict[str, jax.Array]:
+        train, config = self.settings.train, self.files.config
+        shapes = lora.adapter_shapes(config, train.lora_rank) if train.lora_rank else {
+            name: leaf.shape for name, leaf in lora.flatten(weights.abstract_decoder(config)).items()
+        }  # fmt: skip
+        return {name: jnp.zeros(shape, train.master) for name, shape in shapes.items()}
+
+    def _weights(self, rounded: str, held: str) -> dict[str, jax.Array]:
+        """Read the model's weights onto the mesh, rounded to one dtype and held in another."""
+        decoder = weights.read(self.files.source, rounded, sharding=self.placed.__getitem__)
+        params = lora.flatten(decoder)
+        return {name: x if x.dtype == jnp.float32 else x.astype(held) for name, x in params.items()}
+
+    def start(self) -> dict:
+        """Return the state before the first update."""
+        train = self.settings.train
+        if train.lora_rank:
+            params = lora.init_adapters(
+                self.files.config, train.lora_rank, self.settings.seed, train.master
+            )
+        else:
+            params = self._weights(self.settings.model.dtype, train.master)
+        state = training.new_state(params, self.optimizer)
+        return jax.tree.map(jax.device_put, state, self.shardings)
+
+    def lm(self, state: dict) -> LM:
+        """Return the model of a state, for scoring (adapters applied, not merged)."""
+        narrow = {
+            name: x.astype(training.product_dtype(name, self.model))
+            for name, x in state["params"].items()
+        }
+        decoder = lora.assemble(self.files.config, {**self.frozen, **narrow}, self.model.scale)
+        return LM(decoder, self.files.scaffold, "")
+
+    def export(self, state: dict, folder: Path) -> None:
+        """Write the model of a state in the Hugging Face layout, adapters merged."""
+        decoder = lora.merge(self.lm(state).decoder)
+        tokenizer = self.files.scaffold.tokenizer
+        export.export(decoder, folder, tokenizer, self.settings.model.dtype)
+
+
+# --- the loop ----------------------------------------------------------------------------------
+
+
+def _loop(learner: Learner, material: Material, checkpoints, stopped, workdir, steps: int) -> dict:
+    settings, train = learner.settings, learner.settings.train
+    done = checkpoints.latest() or 0
+    if done:
+        state, _ = checkpoints.restore(done, learner.abstract)
+    else:
+        state = learner.start()
+    if writes := jax.process_index() == 0:
+        _drop_after(workdir / METRICS, done)
+        _drop_after(workdir / DEV, done if done else -1)
+    # Random access by place: where a run goes on follows from its step alone.
+    order = grain.MapDataset.range(len(material.rows)).seed(settings.seed).shuffle().repeat()
+    shards = sharding.row_shards(learner.mesh)
+
+    def look(step: int) -> dict[str, float] | None:
+        """Measure on held-out examples; return what checkpoints are ranked by."""
+        if not material.dev or jax.process_count() > 1:
+            return None
+        found = measure(learner.lm(state), material.dev[: train.dev_limit], settings)
+        _append(workdir / DEV, {"step": step, **found})
+        return {"score": found["score"]}
+
+    if not done:
+        look(0)
+    with Meter("training", steps, "steps") as meter:
+        meter.skip(done)
+        for step in range(done, steps):
+            started = time.perf_counter()
+            places = range(step * train.batch_size, (step + 1) * train.batch_size)
+            rows = [material.rows[order[i]] for i in places]
+            parts = training.split_batch(rows, train, shards)
+            state, metrics = learner.step(state, learner.frozen, parts)
+            loss, norm = float(metrics["loss"]), float(metrics["grad_norm"])
+            if not math.isfinite(loss + norm):
+                raise ArithmeticError(
+                    f"step {step + 1}: loss {loss}, gradient norm {norm}: a lower train.learning_rate "
+                    "or train.clip may help"
+                )
+            if writes:
+                _append(workdir / METRICS, {
+                    "step": step + 1, "loss": loss, "grad_norm": norm,
+                    "learning_rate": float(learner.schedule(step)),
+                    "tokens": sum(len(row.ids) for row in rows),
+                    "seconds": round(time.perf_counter() - started, 4),
+                })  # fmt: skip
+            meter.add(1)
+            last = step + 1 == steps
+            due = bool(train.eval_every) and (step + 1) % train.eval_every == 0
+            ranked = look(step + 1) if due or last else None
+            if last or due or stopped() or (step + 1) % train.checkpoint_every == 0:
+                position = {"next_row": (step + 1) * train.batch_size}
+                checkpoints.save(step + 1, state, position, ranked if train.eval_every else None)
+            if stopped() and not last:
+                return {"stopped": step + 1, "steps": steps}
+    checkpoints.close()
+    # Several processes hold parts of the model each; one process can export the checkpoint.
+    if jax.process_count() == 1:
+        learner.export(state, workdir / EXPORT)
+    return {
+        "stopped": 0, "steps": steps, "rows": len(material.rows), "counts": material.counts,
+        "metrics": read_lines(workdir / METRICS), "dev": read_lines(workdir / DEV),
+    }  # fmt: skip
+
+
+@contextlib.contextmanager
+def _sigterm() -> Iterator[Any]:
+    """Give a function that says whether SIGTERM has come: the run then saves and ends well."""
+    came = []
+    before = signal.signal(signal.SIGTERM, lambda number, frame: came.append(number))
+    try:
+        yield lambda: bool(came)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    """Return the complete lines of a file of one JSON object a line; a torn last one is left out."""
+    if not path.exists():
+        return []
+    lines = path.read_text("utf-8").split("\n")
+    return [json.loads(line) for line in lines[:-1]]
+
+
+def _append(path: Path, line: dict[str, Any]) -> None:
+    with open(path, "a", encoding="utf-8", newline="\n") as file:
+        file.write(json.dumps(line) + "\n")
+
+
+def _drop_after(path: Path, step: int) -> None:
+    """Keep the lines up to a step: those after it are computed again."""
+    if path.exists():
+        kept = [line for line in read_lines(path) if line["step"] <= step]
+        scratch = path.with_name(f".{path.name}")
+        scratch.write_text("".join(json.dumps(line) + "\n" for line in kept), "utf-8")
+        os.replace(scratch, path)

@@ -1,0 +1,124 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Decoding from a prompt, token by token, among the ids that a caller allows.
+
+The prompt's state is computed once; what is written goes into a state of fixed size, so one compiled
+step serves every token. Shapes: B rows, T prompt tokens, S slots for new tokens, C candidates.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from bfm.batching import bucket, pad, plan
+from bfm.likelihood import token_logprobs
+from bfm.model.decoder import Decoder, decode
+from bfm.model.state import State
+
+
+@dataclasses.dataclass(frozen=True)
+class Written:
+    """What was written after one prompt: ids, and log p (nats) of each candidate of the first place."""
+
+    ids: tuple[int, ...]
+    first: dict[int, float]
+
+
+def write(
+    model: Decoder,
+    prompts: Sequence[Sequence[int]],
+    allowed: Sequence[Callable[[Sequence[int]], Sequence[int]]],
+    *,
+    slots: int,
+    batch_size: int = 32,
+    token_budget: int = 8192,
+) -> list[Written]:
+    """Continue each prompt greedily, each token the likeliest of `allowed[i](ids so far)`.
+
+    A row ends where nothing is allowed any more, or after `slots` tokens. Ties go to the lower id. The
+    batch plan depends on the prompts' lengths only.
+    """
+    done: list[Written | None] = [None] * len(prompts)
+    for batch in plan([len(p) for p in prompts], batch_size, token_budget):
+        rows = [prompts[i] for i in batch.rows]
+        rules = [allowed[i] for i in batch.rows]
+        for i, written in zip(
+            batch.rows, _write(model, rows, rules, batch, bucket(slots)), strict=True
+        ):
+            done[i] = written
+    return done
+
+
+def _write(model, prompts, rules, batch, slots) -> list[Written]:
+    # The prompt's last token is fed as the first step, so that every step gives one next token.
+    tokens, lengths = pad([p[:-1] for p in prompts], batch.height, batch.width)
+    prompt, made = _prefill(model, tokens, lengths, slots=slots)
+    token = np.zeros(batch.height, np.int32)
+    token[: len(prompts)] = [p[-1] for p in prompts]
+    ids: list[list[int]] = [[] for _ in prompts]
+    first: list[dict[int, float]] = [{} for _ in prompts]
+    for t in range(slots):
+        wanted = [sorted(rule(row)) for rule, row in zip(rules, ids, strict=True)]
+        if not any(wanted):
+            break
+        width = bucket(max(len(w) for w in wanted))
+        target = np.zeros((batch.height, 1, width), np.int32)
+        active = np.zeros(batch.height, np.int32)
+        for i, candidates in enumerate(wanted):
+            active[i] = bool(candidates)
+            target[i, 0, : len(candidates)] = candidates
+        logp, made = _step(model, prompt, made, token, lengths + t, active, np.int32(t), target)
+        logp_BC = np.asarray(logp)
+        for i, candidates in enumerate(wanted):
+            if candidates:
+                scores = logp_BC[i, : len(candidates)]
+                if not t:
+                    first[i] = dict(zip(candidates, map(float, scores), strict=True))
+                token[i] = candidates[int(np.argmax(scores))]
+                ids[i].append(int(token[i]))
+    return [Written(tuple(row), f) for row, f in zip(ids, first, strict=True)]
+
+
+@functools.partial(jax.jit, static_argnames="slots")
+def _prefill(model, tokens_BT, length_B, slots: int) -> tuple[State, State]:
+    """Return the prompt's state and an empty one of `slots` tokens that continues from it."""
+    T = tokens_BT.shape[1]
+    positions_BT = jnp.broadcast_to(jnp.arange(T), tokens_BT.shape)
+    segments_BT = (jnp.arange(T) < length_B[:, None]).astype(jnp.int32)
+    _, prompt = decode(model, tokens_BT, positions_BT, segments_BT)
+
+    def room(keys: jax.Array | None) -> jax.Array | None:
+        return (
+            None if keys is None else jnp.zeros((*keys.shape[:3], slots, keys.shape[4]), keys.dtype)
+        )
+
+    empty_BS = jnp.full((tokens_BT.shape[0], slots), -1, jnp.int32)
+    made = State(
+        room(prompt.k_LbKPh), room(prompt.v_LbKPh), empty_BS, prompt.inputs_LbWC, prompt.state_LbKgdv
+    )  # fmt: skip
+    return prompt, made
+
+
+@functools.partial(jax.jit, donate_argnames="made")
+def _step(model, prompt, made, token_B, position_B, active_B, slot, target_B1C):
+    """Feed one token a row and return log p [B, C] of the candidates for the next, and the state."""
+    x_B1D, new = decode(
+        model, token_B[:, None], position_B[:, None], active_B[:, None], (prompt, made)
+    )
+    logp_BC = token_logprobs(x_B1D, model.unembed_VD, target_B1C)[:, 0]
+
+    def put(held: jax.Array | None, one: jax.Array | None, axis: int) -> jax.Array | None:
+        if held is None:
+            return None
+        return jax.lax.dynamic_update_slice_in_dim(held, one.astype(held.dtype), slot, axis)
+
+    made = State(
+        put(made.k_LbKPh, new.k_LbKPh, 3), put(made.v_LbKPh, new.v_LbKPh, 3),
+        put(made.position_bP, new.position_bP, 1), new.inputs_LbWC, new.state_LbKgdv,
+    )  # fmt: skip
+    return logp_BC, made

@@ -1,0 +1,81 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is trained: every parameter, or low-rank adapters beside frozen ones (arXiv 2106.09685).
+
+Parameters are a flat dict by name while they are trained. An adapter of `full.q_DNh` is the pair
+`full.q_Dr` (inputs to rank) and `full.q_rNh` (rank to outputs); the model sees w + scale a b.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import jax
+import jax.numpy as jnp
+
+from bfm.model.decoder import Decoder
+from bfm.model.matmul import LowRank
+from bfm.weights import abstract_decoder, param_path, tensors
+
+# Small, fp32 by publication, and in the exponent of a decay: left as they are.
+_NOT_ADAPTED = ("beta_DH", "step_DH")
+
+
+def flatten(decoder: Decoder) -> dict[str, jax.Array]:
+    """Return the parameters of a decoder by name."""
+    return {param_path(key): leaf for key, leaf in jax.tree_util.tree_flatten_with_path(decoder)[0]}
+
+
+def assemble(config, params: Mapping[str, jax.Array], scale: float = 1.0) -> Decoder:
+    """Return the decoder of named parameters; where adapters are among them they are applied."""
+
+    def leaf(key, _):
+        name = param_path(key)
+        a, b = parts(config, name) or ("", "")
+        if a in params:
+            return LowRank(params[name], params[a], params[b], scale)
+        return params[name]
+
+    return jax.tree_util.tree_map_with_path(leaf, abstract_decoder(config))
+
+
+def merge(decoder: Decoder) -> Decoder:
+    """Return a decoder of plain weights: every w + scale a b is formed, in w's dtype."""
+    is_low_rank = lambda x: isinstance(x, LowRank)  # noqa: E731
+    return jax.tree.map(lambda x: x.merged() if is_low_rank(x) else x, decoder, is_leaf=is_low_rank)
+
+
+def parts(config, name: str) -> tuple[str, str] | None:
+    """Return the names of a parameter's adapter, or None where it gets none."""
+    inputs = tensors(config, name)[0].inputs
+    stem, _, letters = name.rpartition("_")
+    if not inputs or name.endswith(_NOT_ADAPTED):
+        return None
+    return f"{stem}_{letters[:inputs]}r", f"{stem}_r{letters[inputs:]}"
+
+
+def adapter_shapes(config, rank: int) -> dict[str, tuple[int, ...]]:
+    """Return the shape of every adapter part, by name."""
+    shapes = {}
+    for name, leaf in flatten(abstract_decoder(config)).items():
+        if names := parts(config, name):
+            inputs = 1 + tensors(config, name)[0].inputs
+            shapes[names[0]] = (*leaf.shape[:inputs], rank)
+            shapes[names[1]] = (leaf.shape[0], rank, *leaf.shape[inputs:])
+    return shapes
+
+
+def init_adapters(config, rank: int, seed: int, dtype: str = "float32") -> dict[str, jax.Array]:
+    """Return adapters that change nothing yet: a random (variance 1 / inputs), b zero.
+
+    The numbers depend on seed, name and shape only, not on the mesh they are placed on.
+    """
+    made = {}
+    for i, (name, shape) in enumerate(adapter_shapes(config, rank).items()):
+        if name.endswith("r"):
+            key = jax.random.fold_in(jax.random.key(seed), i)
+            std = math.prod(shape[1:-1]) ** -0.5
+            made[name] = (std * jax.random.normal(key, shape)).astype(dtype)
+        else:
+            made[name] = jnp.zeros(shape, dtype)
+    return made

@@ -1,0 +1,230 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a run learns from: a labels file joined with its data, groups held out, rows made."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import json
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bfm.dialogue import Example, evidence_turns, turns_of
+from bfm.jsonl import DataError
+from bfm.labeling import open_data
+from bfm.lm import ModelFiles
+from bfm.progress import Meter
+from bfm.prompts import PromptError, has_answer
+from bfm.rows import Labelled, Row, generator, make_rows, reader_row, silver
+from bfm.settings import Settings, SettingsError
+from bfm.weights import file_hash
+
+
+@dataclasses.dataclass(frozen=True)
+class Material:
+    """What a run learns from and is measured on, with what was left out."""
+
+    rows: tuple[Row, ...]
+    dev: tuple[Labelled, ...]
+    counts: dict[str, int]
+    identity: dict[str, Any]  # of labels and data
+
+
+def prepare(settings: Settings, files: ModelFiles) -> Material:
+    """Read labels and data, hold groups out, and make the rows. Raises DataError or SettingsError."""
+    counts: collections.Counter[str] = collections.Counter()
+    labelled, identity = read_material(settings, files, counts)
+    train, dev = hold_out(labelled, settings)
+    rows: list[Row] = []
+    scaffold = files.scaffold
+    with Meter("making rows", len(train), "examples") as meter:
+        for item in train:
+            try:
+                if settings.labels:
+                    rows += make_rows(item, scaffold, settings, counts)
+                else:
+                    chosen = unlabelled_evidence(item, settings)
+                    rows.append(reader_row(item.example, scaffold, chosen, settings, counts))
+            except PromptError as error:
+                where = f"{settings.data}: record {item.example.question.id!r}"
+                if settings.on_bad_record == "stop":
+                    raise DataError(f"{where}: {error}") from None
+                counts["records that do not fit"] += 1
+            meter.add(1)
+    if not rows:
+        raise DataError(f"{settings.data}: no example with an answer is left to train on")
+    return Material(tuple(rows), tuple(dev), dict(counts), identity)
+
+
+def read_material(
+    settings: Settings, files: ModelFiles, counts: collections.Counter[str]
+) -> tuple[list[Labelled], dict[str, Any]]:
+    """Join examples and labels by id; return them with what identifies both."""
+    source = open_data(settings)
+    form = settings.label.answer
+    if not settings.labels:
+        examples = [e for e in (source[i] for i in range(len(source))) if has_answer(e, form)]
+        counts["records without an answer"] += len(source) - len(examples)
+        return [Labelled(e, (), (), 0.0) for e in examples], {"labels": "", "data": source.sha256}
+    path = Path(settings.labels)
+    labels, identity = read_labels(path)
+    here = {**files.identity(settings.model.dtype), "data": source.sha256}
+    for name in ("data", "weights", "tokenizer", "template"):
+        if identity.get(name) != here[name]:
+            what = (
+                f"data={settings.data}, split={settings.split}" if name == "data" else "the model"
+            )
+            raise DataError(f"{path}: made with another {name} than {what}; make labels for it")
+    config = identity.get("config", {})
+    for name in ("unit", "context_turns"):
+        if config.get(name) != getattr(settings, name):
+            raise SettingsError(f"{name}: {path} was made with {config.get(name)!r}")
+    kept, scores = [], []
+    encoder = _encoder(settings)
+    for i in range(len(source)):
+        example = source[i]
+        label = labels.get(example.question.id)
+        if label is None:
+            raise DataError(f"{path}: no label for record {example.question.id!r}")
+        score = None
+        if label["sal_a"] is not None and has_answer(example, form):
+            score = scores_by(settings.label.source, example, label, settings, encoder)
+        if score is None:
+            counts["records without an answer"] += 1
+            continue
+        by_a = Labelled(example, tuple(label["sal_q"]), tuple(label["sal_a"]), label["tau"])
+        kept.append(by_a)
+        scores.append(score)
+    tau = _tau(kept, scores, settings)
+    kept = [
+        dataclasses.replace(item, score=score, tau=item.tau if tau is None else tau)
+        for item, score in zip(kept, scores, strict=True)
+    ]
+    return kept, {"labels": file_hash(path), "data": source.sha256}
+
+
+def _tau(kept: Sequence[Labelled], scores: Sequence, settings: Settings) -> float | None:
+    """Return the threshold of a source other than sal_a: as many turns pass as over Sal_a's."""
+    if settings.label.source == "sal_a":
+        return None
+    if settings.label.source == "evidence":
+        return 0.5
+    opened = sum(len(silver(item, range(len(item.score)), len(item.score))) for item in kept)
+    return matching_tau(scores, opened)
+
+
+def _encoder(settings: Settings):
+    if settings.label.source != "embedding":
+        return None
+    from bfm import embed  # only where embeddings are asked for
+
+    encoder = embed.load()
+
+    def cosine(example: Example) -> np.ndarray:
+        turns = turns_of(example.question.messages, settings.unit)
+        texts = ["\n".join(m.content for m in turn.messages) for turn in turns]
+        unit = embed.embed(encoder, [example.question.query, *texts])
+        return unit[1:] @ unit[0]
+
+    return cosine
+
+
+def unlabelled_evidence(item: Labelled, settings: Settings) -> tuple[int, ...]:
+    """Return what a reader row shows where there are no labels: evidence, or 1 .. max_focus turns
+    by chance."""
+    example = item.example
+    if settings.label.source == "evidence":
+        return evidence_turns(example, settings.unit)[: settings.max_focus]
+    n = len(turns_of(example.question.messages, settings.unit))
+    rng = generator(settings.seed, f"evidence {example.question.id}")
+    k = min(n, int(rng.integers(1, settings.max_focus + 1)))
+    return tuple(int(i) for i in rng.choice(n, k, replace=False))
+
+
+def hold_out(
+    labelled: Sequence[Labelled], settings: Settings
+) -> tuple[list[Labelled], list[Labelled]]:
+    """Split by group (`meta["group"]`, else the record) into training and held-out examples."""
+    groups = sorted({group_of(item.example) for item in labelled})
+    n = round(settings.train.dev * len(groups))
+    if settings.train.dev and len(groups) > 1:
+        n = min(max(1, n), len(groups) - 1)
+    order = generator(settings.seed, "hold out").permutation(len(groups))
+    held = {groups[i] for i in order[:n]}
+    train = [item for item in labelled if group_of(item.example) not in held]
+    dev = [item for item in labelled if group_of(item.example) in held]
+    return train, dev
+
+
+def group_of(example: Example) -> str:
+    """Return what must not be split: the user, persona, trajectory .. of an example."""
+    return str(example.meta.get("group", example.question.id))
+
+
+def read_labels(path: Path) -> tuple[dict[str, dict[str, Any]], dict[str, Any]]:
+    """Read labels.jsonl: id -> line, and the identity in labels.meta.json beside it.
+
+    Raises DataError (one line): a missing or torn file, a line without a needed field, fewer lines than
+    its meta data names.
+    """
+    meta_path = path.with_name(f"{path.stem}.meta.json")
+    try:
+        lines = path.read_bytes().split(b"\n")
+        meta = json.loads(meta_path.read_text("utf-8"))
+    except OSError as error:
+        raise DataError(f"{error.filename}: cannot be read: {error.strerror}") from None
+    except ValueError as error:
+        raise DataError(f"{meta_path}: is not JSON ({error})") from None
+    if lines.pop():
+        raise DataError(f"{path}: its last line is torn; run launch/label.py again to finish it")
+    labels = {}
+    for number, line in enumerate(lines, start=1):
+        try:
+            label = json.loads(line)
+            labels[label["id"]] = {name: label[name] for name in ("sal_q", "sal_a", "tau")}
+        except (ValueError, KeyError, TypeError) as error:
+            raise DataError(f"{path}: line {number}: is no label ({error})") from None
+    if len(labels) < meta.get("records", 0):
+        raise DataError(
+            f"{path}: holds {len(labels)} labels of {meta['records']} records; run launch/label.py "
+            "again to finish it"
+        )
+    return labels, meta.get("identity", {})
+
+
+def scores_by(
+    source: str,
+    example: Example,
+    label: Mapping[str, Any],
+    settings: Settings,
+    cosine: Callable[[Example], Sequence[float]] | None = None,
+) -> tuple[float | None, ...] | None:
+    """Return one score a turn by `label.source`; None where the example has none (no answer).
+
+    sal_a and sal_q come from the label, evidence is 1 or 0, embedding the cosine of question and turn,
+    random uniform in [0, 1) from the seed.
+    """
+    n = len(turns_of(example.question.messages, settings.unit))
+    if source in ("sal_a", "sal_q"):
+        return None if label[source] is None else tuple(label[source])
+    if source == "evidence":
+        found = set(evidence_turns(example, settings.unit))
+        return tuple(float(i in found) for i in range(n))
+    if source == "embedding":
+        return tuple(float(x) for x in cosine(example))
+    rng = generator(settings.seed, f"scores {example.question.id}")
+    return tuple(float(x) for x in rng.random(n))
+
+
+def matching_tau(scores: Sequence[Sequence[float | None]], wanted: int) -> float:
+    """Return the threshold that lets `wanted` turns pass over all examples (as many as Sal_a does).
+
+    So sources of labels are compared at one rate of opening. Of equal scores none passes.
+    """
+    values = np.sort([x for row in scores for x in row if x is not None])[::-1]
+    if not len(values) or wanted <= 0:
+        return float("inf")
+    return float(values[min(wanted, len(values) - 1)])

@@ -1,0 +1,101 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where arrays live: one mesh of (data, fsdp, tensor), one table from an axis letter to a mesh axis.
+
+Parameters are named by their shapes (`full.q_DNh`: layers, D, N, h), so the letters of a name are its
+partition. Rows of a batch are split over data and fsdp; models run under `jax.jit` with these
+shardings and hold no annotations of their own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+AXES = ("data", "fsdp", "tensor")
+ROWS = PartitionSpec(("data", "fsdp"))
+# Axis letter -> mesh axis; letters that are missing here (h, W, d, v, r) are never split.
+TABLE: Mapping[str, str] = {
+    "D": "fsdp",  # model width: parameters are gathered for use (ZeRO-3)
+    "V": "tensor",  # vocabulary
+    "N": "tensor",  # query heads
+    "K": "tensor",  # key heads
+    "F": "tensor",  # mlp width
+    "H": "tensor",  # value heads of a linear layer
+    "C": "tensor",  # its convolution channels
+}
+
+
+class ShardingError(ValueError):
+    """A mesh that does not fit devices, model or batch; one line that names what does not divide."""
+
+
+def make_mesh(data: int, fsdp: int, tensor: int, devices: list | None = None) -> Mesh:
+    """Return the mesh over all devices; data 0 takes what the others leave. Raises ShardingError."""
+    devices = jax.devices() if devices is None else devices
+    if data == 0:
+        data, rest = divmod(len(devices), fsdp * tensor)
+        if rest:
+            raise ShardingError(
+                f"mesh: fsdp x tensor = {fsdp * tensor} does not divide {len(devices)} devices"
+            )
+    if data * fsdp * tensor != len(devices):
+        raise ShardingError(
+            f"mesh: {data} x {fsdp} x {tensor} = {data * fsdp * tensor}, but there are "
+            f"{len(devices)} devices"
+        )
+    return Mesh(np.asarray(devices).reshape(data, fsdp, tensor), AXES)
+
+
+def spec(name: str, rank: int) -> PartitionSpec:
+    """Return the partition of a parameter by its name and rank (a layer axis stands in front).
+
+    >>> spec("full.q_DNh", 4)
+    PartitionSpec(None, 'fsdp', 'tensor', None)
+    """
+    letters = name.rpartition("_")[2]
+    if len(letters) == 1:  # a norm or a bias: too small to be worth a gather
+        return PartitionSpec()
+    stacked = rank - len(letters)
+    return PartitionSpec(*(None,) * stacked, *(TABLE.get(letter) for letter in letters))
+
+
+def shardings(shapes: Mapping[str, tuple[int, ...]], mesh: Mesh) -> dict[str, NamedSharding]:
+    """Return the sharding of every parameter. Raises ShardingError naming all that do not divide."""
+    made, faults = {}, []
+    for name, shape in shapes.items():
+        made[name] = NamedSharding(mesh, spec(name, len(shape)))
+        for size, axis in zip(shape, made[name].spec, strict=False):
+            if axis and size % mesh.shape[axis]:
+                faults.append(f"{name}: {size} is not a multiple of {axis}={mesh.shape[axis]}")
+    if faults:
+        raise ShardingError("mesh: " + "; ".join(faults))
+    return made
+
+
+def like(tree, params: Mapping[str, NamedSharding], mesh: Mesh):
+    """Return shardings for a tree whose leaves stand under parameters' names (an optimizer's state).
+
+    A leaf below no parameter's name (a step count) is on every device.
+    """
+
+    def place(path, leaf):
+        names = [key.key for key in path if isinstance(key, jax.tree_util.DictKey)]
+        return next((params[n] for n in names if n in params), NamedSharding(mesh, PartitionSpec()))
+
+    return jax.tree_util.tree_map_with_path(place, tree)
+
+
+def place_batch(batch, mesh: Mesh):
+    """Put a tree of numpy arrays [rows, ..], equal in every process, on the mesh."""
+    sharding = NamedSharding(mesh, ROWS)
+    return jax.tree.map(
+        lambda x: jax.make_array_from_callback(x.shape, sharding, lambda index: x[index]), batch
+    )
+
+
+def row_shards(mesh: Mesh) -> int:
+    """Return how many parts the rows of a batch are split into."""
+    return mesh.shape["data"] * mesh.shape["fsdp"]

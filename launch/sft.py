@@ -1,0 +1,63 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Fine-tune the controller and the reader on labels: one model, both heads, one command.
+
+    python launch/label.py --config configs/smollm2_135m.py --workdir runs/labels --config.data=D
+    python launch/sft.py --config configs/smollm2_135m.py --workdir runs/sft --config.data=D \\
+        --config.labels=runs/labels/labels.jsonl
+
+Writes checkpoints/, metrics.jsonl (a line an update), dev.jsonl (held-out measurements with 95 %
+intervals), curves.png and export/ (Hugging Face layout, adapters merged: give it as model.path, or to
+transformers). Started again after a kill it goes on from the newest checkpoint; SIGTERM saves first.
+"""
+
+import _door
+
+
+def main(settings, workdir) -> None:
+    from bfm import curves, finetune
+
+    found = finetune.run(settings, workdir)
+    if found["stopped"]:
+        print(
+            f"stopped after step {found['stopped']} of {found['steps']}, checkpoint saved; the same "
+            "command goes on"
+        )
+        return
+    curves.draw(found["metrics"], found["dev"], workdir / "curves.png")
+    show(found)
+    tokens = sum(line["tokens"] for line in found["metrics"])
+    seconds = sum(line["seconds"] for line in found["metrics"])
+    print(
+        f"{workdir / finetune.EXPORT}: {found['steps']} updates on {found['rows']} rows; "
+        f"{tokens:,} tokens in {seconds:.1f} s ({tokens / seconds:,.0f} tokens/s, compiling included)"
+    )
+
+
+def show(found) -> None:
+    """Print what was left out, and the held-out measurements before and after."""
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+
+    for reason, count in sorted(found["counts"].items()):
+        if count:
+            print(f"  {count} {reason}")
+    if len(found["dev"]) < 2:
+        return
+    before, after = found["dev"][0], found["dev"][-1]
+    table = Table(
+        box=box.SIMPLE_HEAD, title=f"held-out, {after['n']} examples", title_justify="left"
+    )
+    for column in ("", f"step {before['step']}", f"step {after['step']}"):
+        table.add_column(column)
+    for name, value in after.items():
+        if isinstance(value, list):
+            cells = (
+                f"{v:.3f}  ({low:.3f} .. {high:.3f})" for v, low, high in (before[name], value)
+            )
+            table.add_row(name.replace("_", " "), *cells)
+    Console().print(table)
+
+
+if __name__ == "__main__":
+    _door.config_main(main, __doc__)

@@ -1,0 +1,227 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A fine-tuning run as a user runs it: whole, killed, stopped, on another mesh, refused."""
+
+import dataclasses
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+from bfm import finetune, labeling, lm, material
+from bfm.jsonl import DataError
+from bfm.settings import (
+    LabelSettings,
+    MeshSettings,
+    ModelSettings,
+    Settings,
+    SettingsError,
+    TrainSettings,
+)
+from bfm.sharding import ShardingError
+
+ROOT = Path(__file__).parents[1]
+COLORS = ("red", "blue", "green")
+
+
+def record(i: int) -> dict:
+    color, place = COLORS[i % 3], i % 4
+    turns = [
+        {"role": "user", "content": f"hm {j}" if j != place else f"I like {color}"}
+        for j in range(4)
+    ]
+    record = {"id": f"r{i}", "turns": turns, "query": "color?", "options": list(COLORS)}
+    return record | {"answer": color, "evidence": [place], "meta": {"group": f"g{i // 2}"}}
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """A folder with data.jsonl and labels of a tiny model."""
+    folder = tmp_path_factory.mktemp("finetune")
+    lines = [json.dumps(record(i)) + "\n" for i in range(12)]
+    (folder / "data.jsonl").write_text("".join(lines))
+    labeling.run(settings(folder), folder / "labels")
+    return folder
+
+
+def settings(folder: Path, **train) -> Settings:
+    train = {
+        "batch_size": 4,
+        "tokens": 640,
+        "lora_rank": 0,
+        "steps": 6,
+        "learning_rate": 5e-3,
+    } | train
+    mesh = train.pop("mesh", MeshSettings(data=1, fsdp=4, tensor=2))
+    return Settings(
+        model=ModelSettings(path="", arch="tiny"),
+        data=f"jsonl:{folder / 'data.jsonl'}",
+        labels=str(folder / "labels" / "labels.jsonl"),
+        tau="0.0",
+        prefilter_k=3,
+        mesh=mesh,
+        train=TrainSettings(**train),
+    )
+
+
+def command(folder: Path, workdir: Path, *flags: str) -> list[str]:
+    return [
+        *(
+            sys.executable,
+            str(ROOT / "launch" / "sft.py"),
+            "--config",
+            str(ROOT / "configs" / "tiny.py"),
+        ),
+        *("--workdir", str(workdir), f"--config.data=jsonl:{folder / 'data.jsonl'}"),
+        f"--config.labels={folder / 'labels' / 'labels.jsonl'}",
+        *("--config.prefilter_k=3", "--config.train.batch_size=4", "--config.train.tokens=640"),
+        *(
+            "--config.train.steps=60",
+            "--config.train.checkpoint_every=5",
+            "--config.train.dev=0.3",
+            *flags,
+        ),
+    ]
+
+
+def environment(devices: int) -> dict[str, str]:
+    return os.environ | {"JAX_NUM_CPU_DEVICES": str(devices)}
+
+
+def run_until(lines: int, number: int, args: list[str], workdir: Path, devices: int = 1) -> str:
+    """Start a run, send it a signal once it has written so many metrics lines; return its output."""
+    pipe = subprocess.PIPE
+    process = subprocess.Popen(args, env=environment(devices), stdout=pipe, stderr=pipe, text=True)
+    metrics, deadline = workdir / "metrics.jsonl", time.monotonic() + 300
+    while not (metrics.exists() and metrics.read_bytes().count(b"\n") >= lines):
+        assert process.poll() is None and time.monotonic() < deadline, process.communicate()
+        time.sleep(0.002)
+    process.send_signal(number)
+    out, err = process.communicate()
+    assert process.returncode == (0 if number == signal.SIGTERM else -number), err
+    return out
+
+
+def finish(args: list[str], devices: int = 1) -> None:
+    done = subprocess.run(args, env=environment(devices), capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def read(workdir: Path) -> list[tuple]:
+    lines = finetune.read_lines(workdir / "metrics.jsonl")
+    return [(m["step"], m["loss"], m["grad_norm"], m["learning_rate"], m["tokens"]) for m in lines]
+
+
+def test_killed_and_stopped_runs_end_as_a_whole_one(made, tmp_path):
+    whole, killed, stopped = (tmp_path / name for name in ("whole", "killed", "stopped"))
+    finish(command(made, whole))
+    run_until(13, signal.SIGKILL, command(made, killed), killed)
+    finish(command(made, killed))
+    assert read(killed) == read(whole)
+    assert (killed / "dev.jsonl").read_bytes() == (whole / "dev.jsonl").read_bytes()
+    one, two = (load_file(w / "export" / "model.safetensors") for w in (whole, killed))
+    assert one.keys() == two.keys() and all((one[n] == two[n]).all() for n in one)
+    check_a_whole_run(whole)
+    # A finished run says the same again; under other settings it is refused in one line.
+    before = read(whole)
+    finish(command(made, whole))
+    assert read(whole) == before
+    refused = command(made, whole, "--config.train.learning_rate=1e-4")
+    done = subprocess.run(refused, env=environment(1), capture_output=True, text=True)
+    assert done.returncode == 2 and "learning_rate is 0.003 there" in done.stderr
+    # Stopped by SIGTERM on two devices, gone on with on one: the same order, nearly the same numbers.
+    out = run_until(12, signal.SIGTERM, command(made, stopped, "--config.mesh.fsdp=2"), stopped, 2)
+    assert "checkpoint saved" in out
+    at = len(read(stopped))
+    assert 12 <= at < 60 and not (stopped / "export").exists()
+    finish(command(made, stopped))
+    moved, plain = np.array(read(stopped)), np.array(read(whole))
+    np.testing.assert_array_equal(moved[:, [0, 3, 4]], plain[:, [0, 3, 4]])
+    np.testing.assert_allclose(moved[: at + 1, 1], plain[: at + 1, 1], rtol=1e-4)
+
+
+def check_a_whole_run(workdir: Path) -> None:
+    losses = [m[1] for m in read(workdir)]
+    assert len(losses) == 60 and np.mean(losses[-10:]) < 0.7 * np.mean(losses[:3])
+    dev = finetune.read_lines(workdir / "dev.jsonl")
+    assert [line["step"] for line in dev] == [0, 60]
+    assert dev[-1]["n"] == dev[-1]["n_options"] == 4  # two groups of two
+    for name in ("gate_f1", "gate_accuracy", "focus_f1", "accuracy_none", "accuracy_policy"):
+        value, low, high = dev[-1][name]
+        assert np.isnan(value) or 0 <= low <= value <= high <= 1
+    assert (workdir / "curves.png").stat().st_size > 5000
+    policy = lm.load(str(workdir / "export"))
+    base = lm.open_model("", "tiny", 0).load()
+    assert policy.scaffold.tokenizer.encode("read 2") == base.scaffold.tokenizer.encode("read 2")
+    changed = jax.tree.map(lambda a, b: float(abs(a - b).max()), policy.decoder, base.decoder)
+    assert min(jax.tree.leaves(changed)) > 0  # full fine-tuning moves everything
+
+
+def test_a_reader_needs_no_labels(made, tmp_path):
+    base = dataclasses.replace(settings(made, heads="reader", steps=2, dev=0.3), labels="")
+    files = lm.open_model("", "tiny", 0)
+    by_evidence = dataclasses.replace(base, label=LabelSettings(source="evidence"))
+    for row in material.prepare(by_evidence, files).rows:
+        text = files.scaffold.tokenizer.decode(row.ids)
+        assert row.head == "reader" and text.count("I like") == 1 and "hm" not in text
+    by_chance = dataclasses.replace(base, label=LabelSettings(source="random"), max_focus=2)
+    found = finetune.run(dataclasses.replace(by_chance, train=dataclasses.replace(base.train, dev=0.0)),
+                         tmp_path / "run")  # fmt: skip
+    assert found["rows"] == 12 and len(found["metrics"]) == 2 and not found["dev"]
+    shown = [files.scaffold.tokenizer.decode(row.ids).count("User: ")
+             for row in material.prepare(by_chance, files).rows]  # fmt: skip
+    assert set(shown) == {1, 2}
+
+
+BAD = {
+    "labels: missing": {"labels": ""},
+    "does not divide train.batch_size=4": {"accumulation": 3},
+    "there are only 12": {"batch_size": 200, "mesh": MeshSettings(data=8)},
+    "do not divide over mesh.data x mesh.fsdp = 8": {"mesh": MeshSettings(data=8)},
+    "is not a multiple of tensor=8": {"mesh": MeshSettings(data=1, fsdp=1, tensor=8)},
+    "over the model's window": {"tokens": 100_000},
+    "never cut": {"tokens": 60},
+}
+
+
+@pytest.mark.parametrize("reason", BAD)
+def test_what_cannot_work_is_refused_before_the_workdir(made, tmp_path, reason):
+    change = dict(BAD[reason])
+    bad = settings(
+        made, dev=0.0, heads="reader", **{k: v for k, v in change.items() if k != "labels"}
+    )
+    bad = dataclasses.replace(bad, labels=change.get("labels", bad.labels))
+    with pytest.raises((SettingsError, DataError, ShardingError), match=reason):
+        finetune.run(bad, tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_labels_of_something_else_are_refused(made, tmp_path):
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "data.jsonl").write_text("".join(json.dumps(record(i)) + "\n" for i in range(11)))
+    mixed = dataclasses.replace(settings(other), labels=settings(made).labels)
+    with pytest.raises(DataError, match="made with another data"):
+        finetune.run(mixed, tmp_path / "run")
+    with pytest.raises(DataError, match="made with another weights"):
+        finetune.run(dataclasses.replace(settings(made), seed=1), tmp_path / "run")
+    torn = tmp_path / "torn"
+    torn.mkdir()
+    whole = (made / "labels" / "labels.jsonl").read_bytes()
+    (torn / "labels.meta.json").write_bytes((made / "labels" / "labels.meta.json").read_bytes())
+    for content, reason in (
+        (whole[:-5], "torn"),
+        (whole[: whole.index(b"\n") + 1], "holds 1 labels of 12"),
+    ):
+        (torn / "labels.jsonl").write_bytes(content)
+        bad = dataclasses.replace(settings(made), labels=str(torn / "labels.jsonl"))
+        with pytest.raises(DataError, match=reason):
+            finetune.run(bad, tmp_path / "run")
+    assert not (tmp_path / "run").exists()
