@@ -8,12 +8,12 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from bfm.dialogue import turns_of
+from bfm.dialogue import group_of, turns_of
 from bfm.heads import controller_prompt, prefilter, reader_prompt
 from bfm.intervals import f1, interval, mean
 from bfm.lm import LM
-from bfm.material import group_of, unlabelled_evidence
-from bfm.policy import Decision, Reading, decide, read_options
+from bfm.material import unlabelled_evidence
+from bfm.policy import Decision, credit, decide, read_options
 from bfm.rows import Labelled, silver
 from bfm.saliency import Scorer
 from bfm.settings import Settings
@@ -110,8 +110,3 @@ def _reading(lm, items, groups, focus, decisions, settings) -> dict:
         found[f"accuracy_{name}"] = interval(of, mean(right))
         found[f"logp_{name}"] = interval(of, mean(logp))
     return found
-
-
-def credit(reading: Reading, gold: int) -> float:
-    """Return 1 for the right option, 1/k where k options share the highest belief, else 0."""
-    return float(gold in reading.best) / len(reading.best)

@@ -7,9 +7,12 @@ method may read at prediction time is a `Question`; the gold answer lives beside
 
 import dataclasses
 import difflib
+import hashlib
 import json
 import math
 from typing import Any, Literal
+
+import numpy as np
 
 RECORD_FIELDS = (
     *("id", "turns", "query", "query_time", "options"),
@@ -121,6 +124,17 @@ def evidence_turns(example: Example, unit: str = "exchange") -> tuple[int, ...]:
     turns = turns_of(example.question.messages, unit)
     turn_at = [turn.index for turn in turns for _ in turn.messages]
     return tuple(sorted({turn_at[i] for i in example.evidence}))
+
+
+def group_of(example: Example) -> str:
+    """Return what must not be split: the user, persona, trajectory .. of an example."""
+    return str(example.meta.get("group", example.question.id))
+
+
+def generator(seed: int, key: str) -> np.random.Generator:
+    """Return a generator that depends on seed and key only, not on process or order."""
+    digest = hashlib.sha256(f"{seed}\0{key}".encode()).digest()
+    return np.random.default_rng(int.from_bytes(digest[:16], "little"))
 
 
 def parse_example(obj: Any) -> Example:

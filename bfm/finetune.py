@@ -24,7 +24,7 @@ import jax.numpy as jnp
 from bfm import checkpoint, export, lora, sharding, training, weights
 from bfm.dev import measure
 from bfm.labeling import WorkdirError
-from bfm.lm import LM, ModelFiles, code_hash, open_model
+from bfm.lm import LM, ModelFiles, open_model
 from bfm.material import Material, prepare
 from bfm.model.matmul import bf16_pays
 from bfm.progress import Meter
@@ -48,7 +48,7 @@ def run(settings: Settings, workdir: Path) -> dict[str, Any]:
     _make_workdir(workdir)
     identity = {
         **files.identity(settings.model.dtype), **material.identity, "steps": steps,
-        "code": code_hash(), "train": dataclasses.asdict(train), "heads": _heads(settings),
+        "train": dataclasses.asdict(train), "heads": _heads(settings),
     }  # fmt: skip
     ignored = ("checkpoint_every", "keep", "eval_every", "dev_limit")  # move no parameter
     for name in ignored:

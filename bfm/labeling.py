@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import hashlib
 import json
 import os
 from collections.abc import Callable, Sequence
@@ -18,13 +19,13 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 import jax
 
-from bfm.dialogue import Example
-from bfm.jsonl import JsonlSource, write_json
+from bfm.dialogue import Example, generator, group_of
+from bfm.jsonl import DataError, JsonlSource, write_json
 from bfm.labels import Rendered, label, render, token_lines
-from bfm.lm import ModelFiles, code_hash, open_model
+from bfm.lm import ModelError, ModelFiles, code_hash, open_model
 from bfm.progress import Meter
-from bfm.saliency import Scorer
-from bfm.settings import Settings
+from bfm.saliency import Job, Scorer, Suffix
+from bfm.settings import Settings, parse_fold
 
 if TYPE_CHECKING:
     from bfm.datasets import Prepared
@@ -33,7 +34,7 @@ DIALOGUES = Path(__file__).parent / "dialogues.jsonl"
 GROUP_TOKENS = 16_384  # tokens of records that are scored, then written, together
 # Settings that move a byte of the labels, beside `label` and what the hashes name.
 _MOVES = (
-    *("split", "limit", "seed", "batch_size", "unit", "context_turns", "shortlist", "tau"),
+    *("split", "fold", "limit", "seed", "batch_size", "unit", "context_turns", "shortlist", "tau"),
     *("max_focus", "on_overflow", "on_bad_record", "dump_tokens"),
 )
 LABELS, META, TOKENS = "labels.jsonl", "labels.meta.json", "tokens.jsonl"
@@ -50,6 +51,7 @@ def run(settings: Settings, workdir: Path) -> dict[str, Any]:
     Raises DataError, WorkdirError or the errors of `bfm.lm.open_model` (bad input).
     """
     files = open_model(settings.model.path, settings.model.arch, settings.seed)
+    judge = open_judge(settings, files)
     tokens: list[int] = []
     evidence: list[tuple[int, int]] = []
 
@@ -59,9 +61,12 @@ def run(settings: Settings, workdir: Path) -> dict[str, Any]:
         evidence.append(rendered.evidence)
 
     source = open_data(settings, check)
-    sizes = tokens[: len(source)]
+    places = source.places if isinstance(source, Part) else range(len(source))
+    sizes, evidence = [tokens[i] for i in places], [evidence[i] for i in places]
     groups = group_starts(sizes)
     this = identity(files, settings, source.sha256)
+    if judge:
+        this["judge"] = judge.source.sha256()
     done = _resume(workdir, this, source, groups, settings.dump_tokens)
     meta = {
         "identity": this,
@@ -70,17 +75,21 @@ def run(settings: Settings, workdir: Path) -> dict[str, Any]:
         "skipped_messages": list(source.skipped_messages),
     }
     if settings.shortlist:
-        kept, labelled = map(sum, zip(*evidence[: len(source)], strict=True))
+        kept, labelled = map(sum, zip(*evidence, strict=True))
         meta["shortlist"] = {"evidence_kept": kept, "evidence": labelled}
     if done == len(source):
         return _read_meta(workdir)
     lm = files.load(settings.model.dtype)
     scorer = Scorer(lm.decoder, lm.scaffold.head, batch_size=settings.batch_size)
+    judges = None
+    if judge:
+        decoder = judge.load(settings.model.dtype).decoder
+        judges = Scorer(decoder, lm.scaffold.head, batch_size=settings.batch_size)
     earlier = _read_meta(workdir).get("timing", {}) if done else {}
 
     def write_meta() -> None:
-        now = dataclasses.asdict(scorer.timing)
-        timing = {key: value + earlier.get(key, 0) for key, value in now.items()}
+        timings = [dataclasses.asdict(s.timing) for s in (scorer, judges) if s]
+        timing = {key: sum(t[key] for t in (*timings, {key: 0, **earlier})) for key in timings[0]}
         write_json(workdir / META, {**meta, "timing": timing})
 
     write_meta()
@@ -109,7 +118,13 @@ def run(settings: Settings, workdir: Path) -> dict[str, Any]:
             rendered = ahead.result()
             if k + 1 < len(spans):
                 ahead = helper.submit(read, *spans[k + 1])
-            results = scorer.score([r.job for r in rendered], meter.add)
+            jobs = [r.job for r in rendered]
+            if judges:
+                results = judged(
+                    scorer.score(list(map(asked, jobs))), judges.score(jobs, meter.add)
+                )
+            else:
+                results = scorer.score(jobs, meter.add)
             if written:
                 written.result()
             written = helper.submit(write, rendered, results)
@@ -117,10 +132,86 @@ def run(settings: Settings, workdir: Path) -> dict[str, Any]:
     return _read_meta(workdir)
 
 
+def open_judge(settings: Settings, files: ModelFiles) -> ModelFiles | None:
+    """Open the fine-tuned reader that scores answers, if any. Raises ModelError where its tokenizer or
+    template is another than the base model's."""
+    if not settings.label.from_checkpoint:
+        return None
+    judge = open_model(settings.label.from_checkpoint)
+    ours, its = files.scaffold, judge.scaffold
+    if (ours.head, ours.tail, ours.end) != (its.head, its.tail, its.end):
+        raise ModelError(
+            f"label.from_checkpoint: {judge.path}: another chat template than the base model's"
+        )
+    return judge
+
+
+def asked(job: Job) -> Job:
+    """Return the job without its answers: what the base model scores beside a judge."""
+    first = job.suffixes[0]
+    return Job(job.prefixes, (Suffix(first.ids[: first.q[1]], first.q),))
+
+
+def judged(base: Sequence, judge: Sequence) -> list:
+    """Return scores whose questions are the base model's and whose answers are the judge's."""
+    return [
+        [
+            [dataclasses.replace(suffix, q=turn[0].q) for suffix in its]
+            for turn, its in zip(turns, theirs, strict=True)
+        ]
+        for turns, theirs in zip(base, judge, strict=True)
+    ]
+
+
+@dataclasses.dataclass(frozen=True)
+class Part:
+    """The records of a source whose group is in a fold (or is not); groups are dealt out by seed."""
+
+    source: JsonlSource | Prepared
+    places: tuple[int, ...]
+    sha256: str  # of the source and the fold
+    whole_sha256: str
+
+    @classmethod
+    def of(cls, source: JsonlSource | Prepared, fold: str, seed: int) -> Part:
+        inside, part, parts = parse_fold(fold)
+        groups = [group_of(source[i]) for i in range(len(source))]
+        names = sorted(set(groups))
+        order = generator(seed, "folds").permutation(len(names))
+        held = {names[k] for place, k in enumerate(order) if place % parts == part}
+        places = tuple(i for i, group in enumerate(groups) if (group in held) == inside)
+        digest = hashlib.sha256(f"{source.sha256} {fold} {seed}".encode()).hexdigest()
+        return cls(source, places, digest, source.sha256)
+
+    @property
+    def skipped(self) -> int:
+        return self.source.skipped
+
+    @property
+    def skipped_messages(self) -> tuple[str, ...]:
+        return self.source.skipped_messages
+
+    def __len__(self) -> int:
+        return len(self.places)
+
+    def __getitem__(self, index: int) -> Example:
+        return self.source[self.places[index]]
+
+
 def open_data(
     settings: Settings, check: Callable[[Example], None] = lambda example: None
-) -> JsonlSource | Prepared:
+) -> JsonlSource | Prepared | Part:
     """Open the data that the settings name, every record checked. Raises DataError (one line)."""
+    source = _open_whole(settings, check)
+    if not settings.fold:
+        return source
+    part = Part.of(source, settings.fold, settings.seed)
+    if not len(part):
+        raise DataError(f"{settings.data}: fold {settings.fold} holds no record")
+    return part
+
+
+def _open_whole(settings: Settings, check: Callable[[Example], None]) -> JsonlSource | Prepared:
     bad, limit = settings.on_bad_record, settings.limit
     if settings.data == "dialogues":
         return JsonlSource.open(DIALOGUES, bad, limit, check)
@@ -151,12 +242,15 @@ def identity(files: ModelFiles, settings: Settings, data_sha256: str) -> dict[st
     """Return everything that the bytes of the labels depend on."""
     # Model and data are named by the hashes of what they hold.
     config = {name: getattr(settings, name) for name in _MOVES}
+    label = dataclasses.asdict(settings.label)
+    for name in ("from_checkpoint", "source", "rounds", "folds"):
+        del label[name]
     return {
         **files.identity(settings.model.dtype),
         "data": data_sha256,
         "code": code_hash(),
         "jax": f"{jax.__version__} {jax.default_backend()}",
-        "config": config | {"label": dataclasses.asdict(settings.label)},
+        "config": config | {"label": label},
     }
 
 

@@ -125,7 +125,7 @@ def label(rendered: Rendered, scored: Sequence[Sequence[Scored]], settings: Sett
     sal_q = [(value - logp_q[0]) / per_q for value in logp_q[1:]]
     sal_a = [(value - logp_a[0]) / per_a for value in logp_a[1:]] if suffix.a else None
     chosen = None
-    if sal_a is not None:
+    if sal_a is not None and settings.threshold is not None:
         best = saliency.focus(sal_a[:-1], settings.threshold, settings.max_focus)
         chosen = tuple(rendered.turns[k] for k in best)
 

@@ -12,13 +12,13 @@ from typing import Any
 
 import numpy as np
 
-from bfm.dialogue import Example, evidence_turns, turns_of
+from bfm.dialogue import Example, evidence_turns, generator, group_of, turns_of
 from bfm.jsonl import DataError
-from bfm.labeling import open_data
+from bfm.labeling import Part, open_data
 from bfm.lm import ModelFiles
 from bfm.progress import Meter
 from bfm.prompts import PromptError, has_answer
-from bfm.rows import Labelled, Row, generator, make_rows, reader_row, silver
+from bfm.rows import Labelled, Row, make_rows, reader_row, silver
 from bfm.settings import Settings, SettingsError
 from bfm.weights import file_hash
 
@@ -37,6 +37,8 @@ def prepare(settings: Settings, files: ModelFiles) -> Material:
     """Read labels and data, hold groups out, and make the rows. Raises DataError or SettingsError."""
     counts: collections.Counter[str] = collections.Counter()
     labelled, identity = read_material(settings, files, counts)
+    if any(item.tau is None for item in labelled):
+        raise DataError(f"{settings.labels}: tau is not chosen yet; run launch/label.py again")
     train, dev = hold_out(labelled, settings)
     rows: list[Row] = []
     scaffold = files.scaffold
@@ -72,6 +74,8 @@ def read_material(
     path = Path(settings.labels)
     labels, identity = read_labels(path)
     here = {**files.identity(settings.model.dtype), "data": source.sha256}
+    if isinstance(source, Part) and identity.get("data") == source.whole_sha256:
+        here["data"] = source.whole_sha256  # labels of everything serve each part
     for name in ("data", "weights", "tokenizer", "template"):
         if identity.get(name) != here[name]:
             what = (
@@ -157,11 +161,6 @@ def hold_out(
     train = [item for item in labelled if group_of(item.example) not in held]
     dev = [item for item in labelled if group_of(item.example) in held]
     return train, dev
-
-
-def group_of(example: Example) -> str:
-    """Return what must not be split: the user, persona, trajectory .. of an example."""
-    return str(example.meta.get("group", example.question.id))
 
 
 def read_labels(path: Path) -> tuple[dict[str, dict[str, Any]], dict[str, Any]]:

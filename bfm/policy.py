@@ -123,3 +123,8 @@ def _reading(scored: Sequence[Scored], norm: str) -> Reading:
         return Reading(logp - total, float(np.exp(total)))
     logp = np.array([s.logp_a / (len(s.a) if norm == "token" else 1) for s in scored])
     return Reading(logp - np.logaddexp.reduce(logp), math.nan)
+
+
+def credit(reading: Reading, gold: int) -> float:
+    """Return 1 for the right option, 1/k where k options share the highest belief, else 0."""
+    return float(gold in reading.best) / len(reading.best)

@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-import hashlib
 from collections.abc import Sequence
 
 import numpy as np
 
 from bfm import saliency
 from bfm.actions import Action, Grammar
-from bfm.dialogue import Example, turns_of
+from bfm.dialogue import Example, generator, turns_of
 from bfm.heads import controller_prompt, prefilter, reader_prompt
 from bfm.prompts import LETTERS, PromptError, Scaffold, check_letters, has_answer
 from bfm.settings import Settings
@@ -154,9 +153,3 @@ def _evidence(labelled: Labelled, ranked: Sequence[int], settings: Settings) -> 
     others = [i for i in ranked if i not in chosen]
     extra = rng.permutation(others)[: rng.integers(1, 3)] if others else []
     return (*kept, *(int(i) for i in extra))[: settings.max_focus]
-
-
-def generator(seed: int, key: str) -> np.random.Generator:
-    """Return a generator that depends on seed and key only, not on process or order."""
-    digest = hashlib.sha256(f"{seed}\0{key}".encode()).digest()
-    return np.random.default_rng(int.from_bytes(digest[:16], "little"))

@@ -54,6 +54,19 @@ class LabelSettings:
     permutations: int = _field(
         1, "cyclic orders of the options to average over (label.answer=options)", low=1
     )
+    from_checkpoint: str = _field(
+        "",
+        "score log p(a) with this fine-tuned reader (the export/ of launch/sft.py); log p(q) stays the "
+        "base model's; empty: the base model scores both",
+    )
+    rounds: int = _field(
+        0,
+        "times that readers are fine-tuned and label what they were not trained on: first on turns by "
+        "chance, then on the labels of the round before (0: the model as it is labels)",
+        low=0,
+        high=9,
+    )
+    folds: int = _field(5, "parts of the groups in a round, each labelled by its own reader", low=2)
     source: str = _field(
         "sal_a",
         "what makes the silver focus that a policy is trained on: answer-conditioned saliency, or for "
@@ -171,6 +184,10 @@ class Settings:
         "all", "part of a benchmark: all, train, dev, test, fold0_test, FIELD=VALUE of its meta .."
     )
     seed: int = _field(0, "of option shuffles and splits", low=0)
+    fold: str = _field(
+        "",
+        "K/N: only the groups (users ..) in part K of N, from 0; -K/N: only the others; empty: all",
+    )
     limit: int = _field(0, "use only the first records (0: all)", low=0)
     batch_size: int = _field(32, "most rows in a batch; a token budget caps it too", low=1)
     unit: str = _field("exchange", "what a turn is", among=("exchange", "message"))
@@ -183,7 +200,11 @@ class Settings:
         "others have null saliency",
         low=0,
     )
-    tau: str = _field("1.0", "threshold on Sal_a in nats: turns above it are the focus")
+    tau: str = _field(
+        "1.0",
+        "threshold on Sal_a in nats: turns above it are the focus; auto: the one with which the reader "
+        "answers best on held-out groups (train.dev)",
+    )
     max_focus: int = _field(5, "most turns in a focus", low=1)
     prefilter_k: int = _field(
         10, "turns of highest Sal_q that the controller chooses from", low=1, high=99
@@ -203,26 +224,24 @@ class Settings:
     dump_tokens: bool = _field(False, "also write every scored sequence to tokens.jsonl")
 
     @property
-    def threshold(self) -> float:
-        """tau as a number, nats."""
-        return float(self.tau)
+    def threshold(self) -> float | None:
+        """tau as a number, nats; None before it is chosen (auto)."""
+        return None if self.tau == "auto" else float(self.tau)
 
     @classmethod
     def of(cls, config: Mapping[str, Any]) -> Settings:
         """Check a ConfigDict (or dict). Raises SettingsError naming the first bad field."""
         made = _build(cls, config, "")
-        if made.tau == "auto":
-            raise SettingsError(
-                "tau: 'auto' needs a dev split, and no data set with splits exists yet; give a number"
-            )
         try:
-            finite = math.isfinite(float(made.tau))
+            finite = made.tau == "auto" or math.isfinite(float(made.tau))
         except ValueError:
             finite = False
         if not finite:
             raise SettingsError(f"tau: {made.tau!r} is neither 'auto' nor a finite number")
         if not made.model.path and not made.model.arch:
             raise SettingsError("model.path: empty; name a model, or a shape in model.arch")
+        if made.fold:
+            parse_fold(made.fold)
         for name in ("turns", "questions"):
             numbers(getattr(made.bench, name), f"bench.{name}")
         if made.data != "dialogues" and not made.data.removeprefix("jsonl:").strip():
@@ -234,6 +253,18 @@ class Settings:
                 "label.permutations: only label.answer=options averages over orders"
             )
         return made
+
+
+def parse_fold(text: str) -> tuple[bool, int, int]:
+    """Read "2/5" or "-2/5" as (inside, part, parts). Raises SettingsError.
+
+    >>> parse_fold("-2/5")
+    (False, 2, 5)
+    """
+    part, _, parts = text.removeprefix("-").partition("/")
+    if not (part.isdecimal() and parts.isdecimal() and int(part) < int(parts)):
+        raise SettingsError(f"fold: {text!r} is not K/N or -K/N with K from 0 below N")
+    return not text.startswith("-"), int(part), int(parts)
 
 
 def numbers(text: str, label: str) -> list[int]:

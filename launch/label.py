@@ -3,7 +3,8 @@
 
 Writes labels.jsonl (a line a record, in input order), labels.meta.json (what the labels were made
 with, and timing) and, with --config.dump_tokens=true, tokens.jsonl (every scored sequence as ids).
-Started again after a kill it goes on where it stopped and gives the same bytes.
+With tau=auto also tau.json and tau.png; with label.rounds, rounds/ with the readers that were
+fine-tuned to judge. Started again after a kill it goes on where it stopped and gives the same bytes.
 """
 
 import _door
@@ -12,7 +13,15 @@ import _door
 def main(settings, workdir) -> None:
     from bfm import labeling
 
-    meta = labeling.run(settings, workdir)
+    if settings.label.rounds:
+        from bfm import rounds
+
+        meta = rounds.run(settings, workdir)
+        if meta is None:
+            print("stopped, checkpoint saved; the same command goes on")
+            return
+    else:
+        meta = labeling.run(settings, workdir)
     timing = meta["timing"]
     tokens = timing["prefix_tokens"] + timing["suffix_tokens"]
     rate = tokens / timing["score_s"] if timing["score_s"] else 0
@@ -21,6 +30,15 @@ def main(settings, workdir) -> None:
         kept, labelled = meta["shortlist"]["evidence_kept"], meta["shortlist"]["evidence"]
         share = f"{kept} of {labelled} ({kept / labelled:.0%})" if labelled else "none labelled"
         print(f"shortlist of {settings.shortlist} turns: evidence turns kept: {share}")
+    if settings.tau == "auto":
+        from bfm import tau
+
+        choice = tau.choose(settings, workdir)
+        best = max(row["accuracy"] for row in choice["curve"])
+        print(
+            f"tau = {choice['tau']:.3f} nats: reader accuracy {best:.3f} on {choice['dev']} held-out "
+            f"examples (curve: {workdir / 'tau.png'})"
+        )
     print(
         f"{workdir / labeling.LABELS}: {meta['records']} records{skipped}; "
         f"{tokens:,} tokens in {timing['score_s']:.1f} s ({rate:,.0f} tokens/s), "
