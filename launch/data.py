@@ -4,20 +4,32 @@
     python launch/data.py prepare NAME --data_dir DIR    raw files -> ArrayRecord in the cache
     python launch/data.py stats NAME [--json]            counts, lengths, evidence, gold positions
     python launch/data.py peek NAME [--n 3]              examples a person can read
+    python launch/data.py export NAME --out FILE         the examples of a split as JSONL
 
 DIR holds one folder a benchmark (membench/, prefeval/, personamem_v1/, personamem_v2/, locomo/,
-longmemeval/); what is missing is named with its place and size. `shifting_prefs` needs no files.
+longmemeval/). What is missing is fetched from its official place where that gives single files, else
+named with its place and size. `shifting_prefs` needs no files.
 """
+
+from __future__ import annotations
 
 import argparse
 import contextlib
 import dataclasses
+import functools
 import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import _door
 
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
 
 def main() -> None:
+    from bfm import jsonl
     from bfm.datasets import NAMES, Reading, load
     from bfm.progress import Meter
 
@@ -26,27 +38,41 @@ def main() -> None:
     given = {key: value for key, value in vars(args).items() if key in known and value is not None}
     reading = Reading(**given)
     with contextlib.ExitStack() as stack:
-        meters: dict[bool, Meter] = {}
+        meters: dict[str, Meter] = {}
 
         def on_example(done: int, total: int) -> None:
             """Show two passes: checking, whose end is not known, and writing."""
-            writing = bool(total)
-            if writing not in meters:
-                stack.close()  # the first pass is over when the second begins
-                title = f"{'writing' if writing else 'checking'} {args.name}"
-                meters[writing] = stack.enter_context(Meter(title, total, "examples"))
-            meters[writing].add(done - meters[writing].done)
+            now = "writing" if total else "checking"
+            if now not in meters:
+                stack.close()  # the pass before this one is over
+                meters[now] = stack.enter_context(Meter(f"{now} {args.name}", total, "examples"))
+            meters[now].add(done - meters[now].done)
+
+        def on_bytes(n: int) -> None:
+            if "fetching" not in meters:
+                sizes = ", ".join(
+                    dict.fromkeys(file.size for file in NAMES[args.name].FILES[args.name])
+                )
+                title = f"fetching {args.name} ({sizes})"
+                meters["fetching"] = stack.enter_context(Meter(title, 0, "bytes"))
+            meters["fetching"].add(n)
 
         source = load(
             args.name, args.split, data_dir=args.data_dir, prepared_dir=args.prepared_dir,
-            reading=reading, on_example=on_example,
+            reading=reading, download=args.download, on_example=on_example, on_bytes=on_bytes,
         )  # fmt: skip
-    if args.command == "prepare":
+    if args.command == "prepare" and not source.folder.name:
+        print(
+            f"{args.name} {args.split}: {len(source)} examples, generated when they are asked for"
+        )
+    elif args.command == "prepare":
         print(f"{source.folder}: {source.source['examples']} examples")
         for reason, count in source.source["skipped"].items():
             print(f"  left out: {count} {reason}")
     elif args.command == "stats":
         show_stats(args, source)
+    elif args.command == "export":
+        print(f"{args.out}: {jsonl.write(Path(args.out), source)} examples")
     else:
         peek(source, args.n)
 
@@ -72,10 +98,12 @@ def parse(names: list[str]) -> argparse.Namespace:
             raise _door.UsageError(f"{message} (see --help)")
 
     parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("command", choices=("prepare", "stats", "peek"))
+    parser.add_argument("command", choices=("prepare", "stats", "peek", "export"))
     parser.add_argument("name", choices=names, metavar="NAME", help=", ".join(names))
     parser.add_argument("--data_dir", default="", help="raw downloads, read only")
     parser.add_argument("--prepared_dir", default="", help="default: the user's cache")
+    parser.add_argument("--download", type=truth, metavar="true|false", default=True,
+                        help="fetch missing raw files into the cache (default true)")  # fmt: skip
     parser.add_argument(
         "--split", default="all", help="all, train, dev, test, fold0_test, FIELD=VALUE .."
     )
@@ -96,8 +124,12 @@ def parse(names: list[str]) -> argparse.Namespace:
         "--model", default="smollm2-135m-instruct", help="whose tokenizer counts (stats)"
     )
     parser.add_argument("--json", action="store_true", help="stats as one JSON object on stdout")
+    parser.add_argument("--out", default="", help="JSONL file to write (export)")
     parser.add_argument("--n", type=count, default=3, help="examples to show (peek)")
-    return parser.parse_args()
+    args = parser.parse_args()
+    if args.command == "export" and not args.out:
+        parser.error("--out: missing; name a JSONL file to write")
+    return args
 
 
 def show_stats(args: argparse.Namespace, source) -> None:
@@ -106,22 +138,65 @@ def show_stats(args: argparse.Namespace, source) -> None:
     from rich.table import Table
 
     from bfm import lm, tokenizer
+    from bfm.datasets import NAMES
     from bfm.datasets.stats import stats
 
     encode = tokenizer.load(lm.find(args.model)).encode
     found = stats(source, lambda text: len(encode(text)))
     found = {"name": args.name, "split": args.split, **found, "skipped": source.source["skipped"]}
+    if hasattr(NAMES[args.name], "measure"):
+        embed, found["minilm"] = encoder()
+        found["rules"] = NAMES[args.name].measure(source, embed)
     if args.json:
         print(json.dumps(found, ensure_ascii=False))
         return
     table = Table(box=box.SIMPLE_HEAD, title=f"{args.name}, {args.split}", title_justify="left")
     table.add_column("what")
     table.add_column("value", overflow="fold")
+    rules = found.pop("rules", {})
     for key, value in found.items():
         if isinstance(value, dict):
             value = "  ".join(f"{k} {_short(v)}" for k, v in value.items())
         table.add_row(key.replace("_", " "), _short(value))
     Console().print(table)
+    if rules:
+        Console().print(rules_table(rules))
+
+
+def encoder() -> tuple[Callable | None, str]:
+    """Return MiniLM as texts -> unit vectors and its hash, or None and why there is none."""
+    from bfm import embed
+
+    try:
+        made = embed.load()
+    except embed.EmbedError as error:
+        return None, f"not measured: {error}"
+    return functools.partial(embed.embed, made), made.sha256
+
+
+def rules_table(rules: dict) -> RenderableType:
+    """Return shares of right answers by rules that read no model, a column a stratum."""
+    from rich import box
+    from rich.table import Table
+
+    columns = {"all": rules["all"], **rules["strata"]}
+    table = Table(
+        box=box.SIMPLE_HEAD, title="rules, per stratum", title_justify="left", padding=(0, 1, 0, 0)
+    )
+    table.add_column("rule", no_wrap=True)
+    for name in columns:
+        table.add_column(name.replace("_", "\n"), justify="right", no_wrap=True)
+    for key, value in rules["all"].items():
+        if not isinstance(value, dict):
+            row = (column.get(key) for column in columns.values())
+            table.add_row(
+                key,
+                *(
+                    "-" if x is None else f"{x:.2f}" if isinstance(x, float) else str(x)
+                    for x in row
+                ),
+            )
+    return table
 
 
 def _short(value) -> str:

@@ -3,20 +3,23 @@
 
 import json
 import os
+import runpy
+import shutil
 import signal
 import subprocess
 import sys
+import tracemalloc
 from pathlib import Path
 
 import pytest
 
 from bfm import labeling
-from bfm.datasets import NAMES, Reading, load, prepare, prepared
+from bfm.datasets import NAMES, Reading, build, load, prepare
 from bfm.datasets.stats import stats
 from bfm.dialogue import RecordError
-from bfm.jsonl import DataError
+from bfm.jsonl import DataError, JsonlSource
 from bfm.settings import Settings
-from tests.test_membench import HIGH, trajectory, write
+from tests.test_membench import HIGH, LOW, trajectory, write
 
 ROOT = Path(__file__).parents[1]
 
@@ -56,20 +59,40 @@ def test_another_reading_is_another_set(raw, tmp_path):
     assert kept.sha256 != removed.sha256
 
 
+def test_every_source_and_setting_is_in_the_identity(tmp_path, monkeypatch):
+    package = Path(build.__file__).parents[1]
+    shutil.copytree(package / "datasets", tmp_path / "datasets")
+    shutil.copy(package / "dialogue.py", tmp_path)
+    real = build.code_hash()
+    monkeypatch.setattr(build, "__file__", str(tmp_path / "datasets" / "build.py"))
+    assert build.code_hash() == real
+    sources = [*(tmp_path / "datasets").glob("*.py"), tmp_path / "dialogue.py"]
+    assert len(sources) > 20
+    for path in sources:
+        with open(path, "a", encoding="utf-8") as file:
+            file.write("#")
+        assert build.code_hash() != real
+        real = build.code_hash()
+    small = [load("shifting_prefs", "small", reading=Reading(seed=s)) for s in (0, 1)]
+    assert [s.source["reading"]["seed"] for s in small] == [0, 1]
+    assert {s.source["code"] for s in small} == {real} and small[0].source["generator"]
+    assert small[0].source["version"] != small[1].source["version"]
+
+
 def test_what_is_wrong_is_one_line(raw, tmp_path):
     with pytest.raises(
         DataError, match=r"'membench': |data: 'membench' is unknown; known: membench"
     ):
         load("membench")
-    with pytest.raises(
-        DataError, match=r"locomo: not prepared yet; .*locomo10\.json \(2\.8 MB\) from"
-    ):
-        load("locomo", prepared_dir=tmp_path / "p")
+    with pytest.raises(DataError, match=r"locomo: not prepared yet; .*from http.* \(2\.8 MB\)"):
+        load("locomo", prepared_dir=tmp_path / "p", download=False)
     places = {"data_dir": raw, "prepared_dir": tmp_path / "p"}
     with pytest.raises(DataError, match="no split 'tests'; there are all, "):
         load("membench_high", "tests", **places)
     with pytest.raises(DataError, match="no example has a field 'topic'"):
         load("membench_high", "topic=x", **places)
+    write(raw, LOW, {"simple": {"roles": [trajectory(0)]}})  # no file of this set
+    assert load("membench_high", **places)
     write(raw, HIGH, {"highlevel": {"lamp": [trajectory(0)]}})
     with pytest.raises(DataError, match="was prepared from other raw files"):
         load("membench_high", **places)
@@ -102,18 +125,46 @@ def test_killed_half_way_nothing_looks_finished(raw, tmp_path):
     assert child.stderr.readline() == b"half\n"
     child.send_signal(signal.SIGKILL)
     child.wait()
-    assert not list((tmp_path / "p").rglob(prepared.SOURCE))
-    assert len(load("membench_high", data_dir=raw, prepared_dir=tmp_path / "p")) == 15
+    [left] = (tmp_path / "p" / "membench_high").iterdir()
+    assert left.suffix == ".part"
+    os.utime(left, (0, 0))  # long ago
+    assert not list((tmp_path / "p").rglob(build.SOURCE))
+    found = load("membench_high", data_dir=raw, prepared_dir=tmp_path / "p")
+    assert len(found) == 15 and list(found.folder.parent.iterdir()) == [found.folder]
+
+
+def test_a_folder_that_cannot_be_written_is_one_line(raw, tmp_path):
+    (tmp_path / "file").write_text("", "utf-8")
+    with pytest.raises(DataError, match=r"membench_high.*: cannot be written: "):
+        prepare("membench_high", data_dir=raw, prepared_dir=tmp_path / "file")
+
+
+def test_the_writer_holds_one_record(tmp_path):
+    """40 MB of records of 1 MB: what is held at once is a few of them."""
+    tracemalloc.start()
+    try:
+        records = ({"id": str(i), "record": "x" * (1 << 20)} for i in range(40))
+        build._write(tmp_path, "big", "1.0.0", records)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 8 << 20
 
 
 def test_labels_over_a_split(raw, tiny_folder, tmp_path):
     settings = {"model": {"path": str(tiny_folder)}, "data": "membench_high", "split": "dev",
                 "data_dir": str(raw), "prepared_dir": str(tmp_path / "p")}  # fmt: skip
-    meta = labeling.run(Settings.of(settings), tmp_path / "w")
-    dev = load("membench_high", "dev", prepared_dir=tmp_path / "p")
-    written = (tmp_path / "w" / labeling.LABELS).read_text("utf-8").splitlines()
-    found = [json.loads(line)["id"] for line in written]
-    assert found == [e.question.id for e in dev] and meta["records"] == len(dev)
+    dev = load("membench_high", "dev", prepared_dir=tmp_path / "p", data_dir=raw)
+    assert list(labeling.open_data(Settings.of(settings))) == list(dev)
+    meta = labeling.run(Settings.of({**settings, "limit": 1}), tmp_path / "w")  # compiles, so one
+    [line] = (tmp_path / "w" / labeling.LABELS).read_text("utf-8").splitlines()
+    assert json.loads(line)["id"] == dev[0].question.id and meta["records"] == 1
+
+
+def test_a_run_can_name_the_small_part():
+    settings = Settings.of({"data": "shifting_prefs", "split": "small_dev", "limit": 3})
+    found = labeling.open_data(settings)
+    assert list(found) == list(load("shifting_prefs", "small_dev"))[:3]
 
 
 def test_a_check_stops_or_skips(raw, tmp_path):
@@ -137,24 +188,55 @@ def test_stats_count(raw, tmp_path):
     assert found["gold_longest"] == 1.0 and found["gold_shortest"] == 0.0
 
 
-def launch(*args):
-    return subprocess.run(
-        [sys.executable, ROOT / "launch" / "data.py", *map(str, args)], capture_output=True,
-        text=True, check=False,
-    )  # fmt: skip
+@pytest.fixture
+def launch(monkeypatch, capsys):
+    """Call launch/data.py as __main__ in this process: (exit code, stdout, stderr)."""
+    monkeypatch.syspath_prepend(ROOT / "launch")
+
+    def call(*args):
+        monkeypatch.setattr(sys, "argv", ["data.py", *map(str, args)])
+        with pytest.raises(SystemExit) as end:
+            runpy.run_path(str(ROOT / "launch" / "data.py"), run_name="__main__")
+        return end.value.code, *capsys.readouterr()
+
+    return call
 
 
-def test_the_door(raw, tiny_folder, tmp_path):
+def test_the_door(raw, launch, tiny_folder, tmp_path):
     where = ["--data_dir", raw, "--prepared_dir", tmp_path / "p"]
-    done = launch("prepare", "membench_high", *where)
+    command = [sys.executable, ROOT / "launch" / "data.py", "prepare", "membench_high", *where]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0 and "15 examples" in done.stdout, done.stderr
     assert "writing membench_high: 15 of 15 examples" in done.stderr
-    done = launch("stats", "membench_high", *where, "--json", "--model", tiny_folder)
-    assert json.loads(done.stdout)["examples"] == 15, done.stderr
-    done = launch("peek", "membench_high", *where, "--n", 1)
-    assert "highlevel/lamp/0" in done.stdout and "paper lamps" in done.stdout, done.stderr
-    flags = (("--length", 7), ("--seed", "x"), ("--persona_card", "maybe"))
-    for arguments in (("nothing",), *(("membench_high", *flag) for flag in flags)):
-        done = launch("stats", *arguments, *where)
-        assert done.returncode == 2 and done.stderr.startswith("error: ") and not done.stdout
-        assert done.stderr.count("\n") == 1
+    code, out, err = launch("stats", "membench_high", *where, "--json", "--model", tiny_folder)
+    assert code == 0 and json.loads(out)["examples"] == 15, err
+    file = tmp_path / "out.jsonl"
+    code, out, err = launch("export", "membench_high", *where, "--split", "dev", "--out", file)
+    assert code == 0 and "3 examples" in out, err
+    dev = load("membench_high", "dev", prepared_dir=tmp_path / "p")
+    assert list(JsonlSource.open(file)) == list(dev)
+    code, out, err = launch("export", "membench_high", *where, "--out", tmp_path / "no" / "file")
+    assert code == 2 and "cannot be written: No such file or directory" in err
+    code, out, err = launch("peek", "membench_high", *where, "--n", 1)
+    assert code == 0 and "highlevel/lamp/0" in out and "paper lamps" in out, err
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("nothing",),
+        *(("membench_high", *flag) for flag in (("--length", 7), ("--seed", "x"))),
+        *(("membench_high", flag, "maybe") for flag in ("--persona_card", "--download")),
+    ],
+)
+def test_what_the_door_refuses_is_one_line(raw, launch, tmp_path, arguments):
+    code, out, err = launch("stats", *arguments, "--data_dir", raw, "--prepared_dir", tmp_path)
+    assert code == 2 and not out
+    assert err.startswith("error: ") and err.count("\n") == 1
+
+
+def test_missing_files_without_the_network_are_one_line(launch, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    code, out, err = launch("prepare", "longmemeval", "--download", "false")
+    assert code == 2 and not out and err.count("\n") == 1
+    assert "longmemeval_s_cleaned.json: is missing" in err and "277 MB" in err

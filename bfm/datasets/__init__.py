@@ -5,7 +5,8 @@ One module a benchmark reads its official layout; `prepare` writes what it yield
 tensorflow-datasets data set; `load` gives random access to a split of it.
 """
 
+from bfm.datasets.build import NAMES, prepare
 from bfm.datasets.common import File, Reading
-from bfm.datasets.prepared import NAMES, Prepared, load, prepare
+from bfm.datasets.prepared import Prepared, load
 
 __all__ = ["NAMES", "File", "Prepared", "Reading", "load", "prepare"]

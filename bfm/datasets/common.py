@@ -24,6 +24,11 @@ class File:
     path: str  # below data_dir
     url: str
     size: str  # for people, such as "2.8 MB"
+    direct: bool = True  # the url gives the file itself, so that it can be fetched
+
+
+class Missing(DataError):
+    """Raw files are not there: one line says which, where to put them and how large they are."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -115,6 +120,16 @@ def ask(
     asked = example(record | {"turns": [{"role": "user", "content": ""}]}, where)
     question = dataclasses.replace(asked.question, messages=messages)
     return dataclasses.replace(asked, question=question, evidence=tuple(evidence))
+
+
+def text_of(obj: dict[str, Any], key: str, where: str) -> str:
+    """Return the text obj[key]: some answers are numbers, or lists of all that is right. DataError."""
+    value = field(obj, key, (str, int, float, list), where)
+    if isinstance(value, bool) or value == []:
+        raise DataError(f"{where}: {key}: is neither a text, a number nor a list of them")
+    if isinstance(value, list):
+        return ", ".join(text_of({key: part}, key, where) for part in value)
+    return str(value)
 
 
 def example(record: dict[str, Any], where: str) -> Example:

@@ -14,7 +14,17 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from bfm.datasets.common import File, Reading, ask, example, field, permutation, read_json
+from bfm.datasets.common import (
+    File,
+    Missing,
+    Reading,
+    ask,
+    example,
+    field,
+    permutation,
+    read_json,
+    text_of,
+)
 from bfm.dialogue import Example, shown
 from bfm.jsonl import DataError
 
@@ -36,19 +46,25 @@ NOT_MENTIONED = "Not mentioned in the conversation"  # upstream's words
 _SPEAKERS = {"speaker_a": "user", "speaker_b": "assistant"}
 
 
+def find(name: str, data_dir: Path, reading: Reading) -> list[Path]:
+    """Return the raw files that are read. Raises Missing (one line)."""
+    file = FILES[name][0]
+    path = Path(data_dir) / file.path
+    if not path.is_file():
+        raise Missing(f"{path}: is missing: put it there from {file.url} ({file.size})")
+    return [path]
+
+
 def read(
     name: str, data_dir: Path, reading: Reading, skipped: collections.Counter[str]
 ) -> Iterator[Example]:
     """Yield the questions of every conversation in file order; none is left out.
 
-    Evidence ids that name no message are counted in meta "unresolved". Raises DataError (one line).
+    Evidence ids that name no message are a fault in meta. Raises DataError (one line).
     """
     if name not in NAMES:
         raise ValueError(f"name: must be one of {', '.join(NAMES)}, not {name!r}")
-    file = FILES[name][0]
-    path = Path(data_dir) / file.path
-    if not path.is_file():
-        raise DataError(f"{path}: is missing: put it there from {file.url} ({file.size})")
+    [path] = find(name, data_dir, reading)
     conversations = read_json(path)
     if not isinstance(conversations, list):
         raise DataError(f"{path}: is not a list of conversations")
@@ -109,15 +125,17 @@ def _record(
     if category not in CATEGORIES:
         raise DataError(f"{where}: category: must be from 1 to 5, not {category}")
     evidence, unresolved = _evidence(field(item, "evidence", list, where), place, where)
-    meta = {"category": CATEGORIES[category], "category_id": category, "unresolved": unresolved}
+    meta = {"category": CATEGORIES[category], "category_id": category}
+    if unresolved:
+        meta["faults"] = {"evidence that names no message": unresolved}
     record = {"id": id_, "query": field(item, "question", str, where), "evidence": evidence}
     if category != 5:
-        return record | {"answer": _text(item, "answer", where), "meta": meta}
+        return record | {"answer": text_of(item, "answer", where), "meta": meta}
     # The key of an adversarial question is the answer that must not be given; `answer` is absent
     # in most. Upstream asks for one of two options in random order, as here.
-    options = [NOT_MENTIONED, _text(item, "adversarial_answer", where)]
+    options = [NOT_MENTIONED, text_of(item, "adversarial_answer", where)]
     if item.get("answer") is not None:
-        meta["answer"] = _text(item, "answer", where)
+        meta["answer"] = text_of(item, "answer", where)
     order = permutation(2, seed, id_)
     meta["permutation"] = list(order)
     record |= {"options": [options[i] for i in order], "answer_index": order.index(0)}
@@ -144,11 +162,3 @@ def _evidence(
 
 def _dialogue_ids(text: str) -> list[tuple[int, int]]:
     return [(int(a), int(b)) for a, b in re.findall(r"\bD:?(\d{1,9}):(\d{1,9})\b", text)]
-
-
-def _text(item: dict[str, Any], key: str, where: str) -> str:
-    """An answer as text; some are numbers."""
-    value = field(item, key, (str, int, float), where)
-    if isinstance(value, bool):
-        raise DataError(f"{where}: {key}: is of the wrong type (bool)")
-    return value if isinstance(value, str) else str(value)

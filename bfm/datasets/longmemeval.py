@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from bfm.datasets.common import File, Reading, example, field, read_jsonl
+from bfm.datasets.common import File, Missing, Reading, example, field, read_jsonl, text_of
 from bfm.dialogue import Example, shown
 from bfm.jsonl import DataError
 
@@ -40,24 +40,28 @@ CHUNK = 1 << 20  # characters read at a time
 LARGEST = 1 << 26  # characters of one question: those of the largest haystack have 6 million
 
 
+def find(name: str, data_dir: Path, reading: Reading) -> list[Path]:
+    """Return the raw files that are read: a haystack or the prepared pair. Raises Missing."""
+    folder = Path(data_dir) / "longmemeval"
+    haystack = next((folder / n for n in HAYSTACKS if (folder / n).is_file()), None)
+    pair = [folder / n for n in PREPARED]
+    if haystack or all(path.is_file() for path in pair):
+        return [haystack] if haystack else pair
+    file = FILES[name][0]
+    raise Missing(
+        f"{Path(data_dir) / file.path}: is missing: put it there from {file.url} ({file.size}); "
+        "longmemeval_oracle.json (15 MB) and longmemeval_m_cleaned.json (2.7 GB) serve too"
+    )
+
+
 def read(
     name: str, data_dir: Path, reading: Reading, skipped: collections.Counter[str]
 ) -> Iterator[Example]:
     """Yield the questions in file order; none is left out. Raises DataError (one line)."""
     if name not in NAMES:
         raise ValueError(f"name: must be one of {', '.join(NAMES)}, not {name!r}")
-    folder = Path(data_dir) / "longmemeval"
-    haystack = next((folder / n for n in HAYSTACKS if (folder / n).is_file()), None)
-    if haystack:
-        records = _read_haystack(haystack)
-    elif all((folder / n).is_file() for n in PREPARED):
-        records = _read_prepared(*(folder / n for n in PREPARED))
-    else:
-        file = FILES[name][0]
-        raise DataError(
-            f"{Path(data_dir) / file.path}: is missing: put it there from {file.url} ({file.size}); "
-            "longmemeval_oracle.json (15 MB) and longmemeval_m_cleaned.json (2.7 GB) serve too"
-        )
+    files = find(name, data_dir, reading)
+    records = _read_haystack(*files) if len(files) == 1 else _read_prepared(*files)
     seen: set[str] = set()
     for record, where in records:
         if record["id"] in seen:
@@ -125,9 +129,7 @@ def _record(
     if not all(isinstance(id_, str) for id_ in ids):
         raise DataError(f"{where}: haystack_session_ids: holds what is not text")
     id_ = field(item, "question_id", str, where)
-    answer = field(item, "answer", (str, int, float), where)
-    if isinstance(answer, bool):
-        raise DataError(f"{where}: answer: is of the wrong type (bool)")
+    answer = text_of(item, "answer", where)
     when = [_sortable(date, f"{where}: haystack_dates[{i}]") for i, date in enumerate(dates)]
     asked = _sortable(question_date, f"{where}: question_date")
     order = sorted(range(len(sessions)), key=when.__getitem__)  # stable: ties stay as they came
@@ -153,16 +155,16 @@ def _record(
     }
     # Faults of the data that change no meaning are kept and named: filler sessions that occur
     # twice, and sessions dated after the question, which upstream puts in its prompts all the same.
-    if repeated := len(ids) - len(set(ids)):
-        meta["repeated_sessions"] = repeated
-    if late := sum(time > asked for time in when):
-        meta["sessions_after_question"] = late
+    late = sum(time > asked for time in when)
+    counts = {"repeated sessions": len(ids) - len(set(ids)), "sessions after the question": late}
+    if faults := {fault: n for fault, n in counts.items() if n}:
+        meta["faults"] = faults
     return {
         "id": id_,
         "turns": turns,
         "query": field(item, "question", str, where),
         "query_time": question_date,
-        "answer": answer if isinstance(answer, str) else str(answer),
+        "answer": answer,
         # What an abstention question asks for is in no message, whatever is marked.
         "evidence": [] if abstention else evidence,
         "meta": meta,

@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
-from bfm.datasets.common import File, Reading, field, read_json, read_jsonl
+from bfm.datasets.common import File, Missing, Reading, field, read_json, read_jsonl
 from bfm.datasets.membench_record import Trajectory, example_of, pairs_of, sessions_of
 from bfm.dialogue import Example, shown
 from bfm.jsonl import DataError
@@ -21,16 +21,36 @@ NAMES = ("membench_high", "membench_low")
 _URL = "https://github.com/import-myself/Membench (its README leads to the folder data2test/0-10k)"
 FILES = {  # sizes are estimates from the published numbers of steps
     "membench_high": (
-        File("membench/FirstAgentDataHighLevel_multiple_0.json", _URL, "about 7 MB"),
+        File("membench/FirstAgentDataHighLevel_multiple_0.json", _URL, "about 7 MB", direct=False),
     ),
-    "membench_low": (File("membench/FirstAgentDataLowLevel_multiple_0.json", _URL, "about 50 MB"),),
+    "membench_low": (
+        File("membench/FirstAgentDataLowLevel_multiple_0.json", _URL, "about 50 MB", direct=False),
+    ),
 }
 # name -> (the one question type in it, its prepared files, its entry in split_per20.json)
 _SETS = {
     "membench_high": ("highlevel", "high", "membench-high"),
     "membench_low": ("simple", "low", "membench-low"),
 }
-_SPLIT_FILE = "membench/split_per20.json"
+SPLIT_FILE = "membench/split_per20.json"
+
+
+def find(name: str, data_dir: Path, reading: Reading) -> list[Path]:
+    """Return the raw files that are read, of whichever layout is there. Raises Missing."""
+    official, source, target = _paths(name, data_dir)
+    split = Path(data_dir) / SPLIT_FILE
+    beside = [split] if split.exists() else []
+    if official.exists():
+        return [official, *beside]
+    if source.exists() and target.exists():
+        return [source, target, *beside]
+    file = FILES[name][0]
+    present, absent = (source, target) if source.exists() else (target, source)
+    half = f" ({present.name} is there, but not {absent.name})" if present.exists() else ""
+    raise Missing(
+        f"{official}: is missing{half}; put it there ({file.size}) from {file.url}, "
+        f"or the prepared files {source.name} and {target.name}"
+    )
 
 
 def read(
@@ -41,18 +61,10 @@ def read(
     Raises DataError (one line: file, record, field, reason).
     """
     kind = _SETS[name][0]
-    official, source, target = _paths(name, data_dir)
-    if official.exists():
-        return read_official(official, (kind,), reading, skipped)
-    if source.exists() and target.exists():
-        return _read_prepared(source, target, kind, reading)
-    file = FILES[name][0]
-    present, absent = (source, target) if source.exists() else (target, source)
-    beside = f" ({present.name} is there, but not {absent.name})" if present.exists() else ""
-    raise DataError(
-        f"{official}: is missing{beside}; put it there ({file.size}) from {file.url}, "
-        f"or the prepared files {source.name} and {target.name}"
-    )
+    first, second, *_ = [*find(name, data_dir, reading), None]
+    if first == _paths(name, data_dir)[0]:
+        return read_official(first, (kind,), reading, skipped)
+    return _read_prepared(first, second, kind, reading)
 
 
 def read_official(
@@ -107,7 +119,7 @@ def split_numbers(entry: str, data_dir: Path) -> frozenset[int]:
 
     Raises DataError.
     """
-    path = Path(data_dir) / _SPLIT_FILE
+    path = Path(data_dir) / SPLIT_FILE
     if not path.exists():
         return frozenset()
     for i, row in enumerate(field(read_json(path), "datasets", list, str(path))):

@@ -4,10 +4,12 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import re
+from collections.abc import Iterable
 from typing import Any
 
-from bfm.datasets.common import Reading, example, field
+from bfm.datasets.common import Reading, example, field, text_of
 from bfm.dialogue import Example
 from bfm.jsonl import DataError
 
@@ -19,6 +21,17 @@ _SUFFIX = re.compile(
     r"\s*\(place:(?:(?!\(place:).)*?;\s*time:?\s*('[^']*'[^()]*?)\s*\)\s*\Z", re.DOTALL
 )
 _STAMP = re.compile(r"'(\d{4}-\d\d-\d\d \d\d:\d\d)'")
+
+# What a highlevel question is about is named in its evidence: a title, a dish. A name is a run of
+# capitalised words and what joins them, without the year and an "I" beside it.
+_WORD = r"[A-Z0-9][\w'’.&-]*"
+_NAME = re.compile(
+    rf"{_WORD}(?:[,:]? (?:(?:of|the|and|in|a|an|to|on|for|with|by|at|from|or) )*{_WORD})*"
+)
+_BESIDE = re.compile(
+    r"^(?:(?:[Aa]nd |[Bb]ut )?I(?:['’]\w+)?(?: |$))+|(?: and| but)? I(?:['’]\w+)?$"
+    r"|,? (?:from |in )?\(?\d{4}$|[.&'’-]+$"
+)
 
 Step = tuple[dict[str, Any], ...]  # the one or two messages that a step id names
 
@@ -61,7 +74,7 @@ def example_of(trajectory: Trajectory, reading: Reading) -> Example:
     letter = field(qa, "ground_truth", str, where)
     if letter not in labels:
         raise DataError(f"{where}: ground_truth: is none of the choices {', '.join(labels)}")
-    stated = _text(field(qa, "answer", object, where), f"{where}: answer")
+    stated = text_of(qa, "answer", where)
     record = {
         "id": trajectory.key,
         "turns": turns,
@@ -75,11 +88,13 @@ def example_of(trajectory: Trajectory, reading: Reading) -> Example:
         record["answer"] = stated
     # Faulty questions stay: each has an answer, and published accuracies count them.
     if len(set(options)) < len(options):
-        faults.append("two identical options")
+        faults["identical options"] = sum(options.count(o) > 1 for o in options)
     stamps = [m[1] for turn in turns if (m := _STAMP.search(turn["time"]))]
     if stamps != sorted(stamps):
-        faults.append("times not in order")
+        faults["times not in order"] = sum(a > b for a, b in itertools.pairwise(stamps))
+    shown = [turns[m]["content"] for m in evidence if turns[m]["role"] == "user"]
     record["meta"] = {
+        "entities": sorted(names_in(_SUFFIX.sub("", text) for text in shown)),
         "group": trajectory.key,
         "category": trajectory.scenario,
         "type": trajectory.kind,
@@ -90,8 +105,27 @@ def example_of(trajectory: Trajectory, reading: Reading) -> Example:
     return example(record, where)
 
 
-def _step_ids(qa: dict[str, Any], sizes: list[int], where: str) -> tuple[list[int], list[str]]:
-    """The evidence steps as flat indices, and what is wrong with them in words.
+def names_in(texts: Iterable[str]) -> set[str]:
+    """Return the names in texts, lower case: by capitals, so a name that begins a sentence is lost.
+
+    >>> sorted(names_in(["I'm a fan of Emma (1996) but I also like Three Colors: Red from 1994."]))
+    ['emma', 'three colors red']
+    """
+    found = set()
+    for sentence in (part for text in texts for part in re.split(r"(?<=[.!?;—]) +", text)):
+        for match in _NAME.finditer(sentence):
+            name, before = match[0], ""
+            while name != before:
+                name, before = _BESIDE.sub("", name), name
+            begins = match.start() == 0 and match[0].startswith(name)
+            plain = " ".join(re.findall(r"\w+", name.casefold()))
+            if not begins and len(plain) > 2 and not plain.isdecimal():
+                found.add(plain)
+    return found
+
+
+def _step_ids(qa: dict[str, Any], sizes: list[int], where: str) -> tuple[list[int], dict[str, int]]:
+    """The evidence steps as flat indices, and what is wrong with them, counted.
 
     Two-part ids are [step, session]. The official code reads the first part as an index over all
     sessions; where that contradicts the second part, it is an index inside the session.
@@ -115,8 +149,9 @@ def _step_ids(qa: dict[str, Any], sizes: list[int], where: str) -> tuple[list[in
         ]
     # Two official questions name the step after the last, one names none: their gold is sound.
     kept = [i for i in flat if 0 <= i < total]
-    faults = ["evidence out of range"] if len(kept) < len(flat) else []
-    return kept, faults if flat else ["no evidence given"]
+    lost = len(flat) - len(kept)
+    faults = {"evidence that names no message": lost} if lost else {}
+    return kept, faults if flat else {"no evidence given": 1}
 
 
 def _options(qa: dict[str, Any], where: str) -> tuple[list[str], list[str]]:
@@ -124,18 +159,7 @@ def _options(qa: dict[str, Any], where: str) -> tuple[list[str], list[str]]:
     if isinstance(choices, list):
         choices = {chr(ord("A") + i): choice for i, choice in enumerate(choices)}
     labels = sorted(choices)
-    return labels, [_text(choices[key], f"{where}: choices: {key}") for key in labels]
-
-
-def _text(value: Any, where: str) -> str:
-    """A text, a number, or a list of them: "lowlevel_rec" asks for all that was recommended."""
-    if isinstance(value, list) and value:
-        return ", ".join(_text(part, where) for part in value)
-    if isinstance(value, str):
-        return value
-    if isinstance(value, int | float) and not isinstance(value, bool):
-        return str(value)
-    raise DataError(f"{where}: must be a text, a number or a list of them")
+    return labels, [text_of(choices, key, f"{where}: choices") for key in labels]
 
 
 # Messages

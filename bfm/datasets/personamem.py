@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from bfm.datasets import personamem_v1, personamem_v2
-from bfm.datasets.common import File, Reading
+from bfm.datasets.common import File, Missing, Reading
 from bfm.datasets.personamem_chat import NO_HISTORY
 from bfm.dialogue import Example
 from bfm.jsonl import DataError
@@ -41,9 +41,29 @@ FILES = {
             "personamem_v2/data/chat_history_32k/",
             f"{_V2}/tree/main/data/chat_history_32k",
             "1,000 files of about 0.17 MB",
+            direct=False,
         ),
     ),
 }
+
+
+def find(name: str, data_dir: Path, reading: Reading) -> list[Path]:
+    """Return the raw files that are read. Raises Missing (one line)."""
+    if name == "personamem_v2":
+        tables = list(personamem_v2.tables(Path(data_dir)).values())
+        files = tables + personamem_v2.chat_files(Path(data_dir)) if tables else []
+    else:
+        table, contexts = personamem_v1.find(Path(data_dir), name)
+        files = [table, *contexts] if table.is_file() and contexts else []
+    if not files:
+        raise Missing(_needs(name, data_dir))
+    return files
+
+
+def _needs(name: str, data_dir: Path) -> str:
+    files = "; ".join(f"{file.path} ({file.size}) from {file.url}" for file in FILES[name])
+    note = " (one of the three .csv is enough)" if name == "personamem_v2" else ""
+    return f"{data_dir}: {name} needs {files}{note}"
 
 
 def read(
@@ -56,21 +76,14 @@ def read(
     """
     if name not in NAMES:
         raise ValueError(f"name: must be one of {', '.join(NAMES)}, not {name!r}")
+    files = find(name, data_dir, reading)
     if name == "personamem_v2":
-        tables = personamem_v2.tables(Path(data_dir))
-        rows = personamem_v2.read(tables, reading, skipped) if tables else None
+        rows = personamem_v2.read(personamem_v2.tables(Path(data_dir)), reading, skipped)
     else:
-        table, contexts = personamem_v1.find(Path(data_dir), name)
-        at_hand = table.is_file() and contexts
-        rows = personamem_v1.read(table, contexts, reading, skipped) if at_hand else None
-    files = "; ".join(f"{file.path} ({file.size}) from {file.url}" for file in FILES[name])
-    note = " (one of the three .csv is enough)" if name == "personamem_v2" else ""
-    needs = f"{data_dir}: {name} needs {files}{note}"
-    if rows is None:
-        raise DataError(needs)
+        rows = personamem_v1.read(files[0], files[1:], reading, skipped)
     read_any, absent = False, skipped[NO_HISTORY]
     for item in rows:
         read_any = True
         yield item
     if not read_any and skipped[NO_HISTORY] > absent:
-        raise DataError(f"{needs}: no question has its history there")
+        raise DataError(f"{_needs(name, data_dir)}: no question has its history there")

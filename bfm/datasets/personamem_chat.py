@@ -67,11 +67,11 @@ def make_chat(raw: list[Any], persona_card: bool, prefix: dict[str, str], where:
 def faults(options: Sequence[str], nulls: int) -> dict[str, Any]:
     """Return what is wrong with a row that is kept, for its meta.
 
-    Rows with two equal options stay, since published scores count them; the positions are named.
+    Rows with two equal options stay, since published scores count them.
     """
-    equal = [i for i, option in enumerate(options) if list(options).count(option) > 1]
-    found: dict[str, Any] = {"identical_options": equal} if equal else {}
-    return found | ({"null_messages": nulls} if nulls else {})
+    counts = {"identical options": sum(list(options).count(o) > 1 for o in options)}
+    found = {fault: n for fault, n in {**counts, "null messages": nulls}.items() if n}
+    return {"faults": found} if found else {}
 
 
 def parsed(row: dict[str, str], column: str, where: str) -> Any:

@@ -26,6 +26,7 @@ from bfm.datasets.personamem_chat import (
 from bfm.dialogue import Example
 from bfm.jsonl import DataError
 
+_PLACES = ("data/chat_history_32k", "chat_history_32k", ".")  # of the histories
 SPLITS = ("benchmark", "train", "val")  # upstream's files; no persona is in two of them
 
 _SNIPPET = "related_conversation_snippet"
@@ -52,6 +53,16 @@ def tables(data_dir: Path) -> dict[str, Path]:
         for path in (folder / f"{split}.csv", folder / "benchmark" / "text" / f"{split}.csv")
         if path.is_file()
     }
+
+
+def chat_files(data_dir: Path) -> list[Path]:
+    """Return the histories that are there."""
+    return sorted(
+        path
+        for place in _PLACES
+        for path in (data_dir / "personamem_v2" / place).glob("*.json")
+        if path.is_file()
+    )
 
 
 def read(
@@ -106,7 +117,7 @@ def _chat_file(table: Path, link: str, where: str) -> Path | None:
     if name in ("", ".", ".."):
         raise DataError(f"{where}: chat_history_32k_link: names no file")
     folder = next(parent for parent in table.parents if parent.name == "personamem_v2")
-    for place in ("data/chat_history_32k", "chat_history_32k", "."):
+    for place in _PLACES:
         if os.path.isfile(folder / place / name):
             return folder / place / name
     return None

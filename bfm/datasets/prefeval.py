@@ -13,8 +13,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from bfm.datasets.common import File, Reading, example, field, permutation, read_json
-from bfm.datasets.membench import split_numbers
+from bfm.datasets.common import File, Missing, Reading, example, field, permutation, read_json
+from bfm.datasets.membench import SPLIT_FILE, split_numbers
 from bfm.dialogue import Example
 from bfm.jsonl import DataError
 
@@ -42,22 +42,36 @@ TOPICS = (  # as published; what is read is decided by the files that are there
     "travel_transportation",
 )
 # All four folders for each name: the explicit one groups duplicates, and every question is compared.
-FILES = {
-    name: tuple(
-        File(f"{_HOME}/{folder}/{topic}.json", f"{_URL}/{folder}/{topic}.json", size)
-        for folder, size in _FOLDERS.items()
-        for topic in TOPICS
-    )
-    for name in NAMES
-}
 PADDING = File(
     f"{_HOME}/filtered_inter_turns.json", f"{_URL}/filtered_inter_turns.json", "about 0.6 MB"
 )
+FILES = {
+    name: (
+        *(
+            File(f"{_HOME}/{folder}/{topic}.json", f"{_URL}/{folder}/{topic}.json", size)
+            for folder, size in _FOLDERS.items()
+            for topic in TOPICS
+        ),
+        PADDING,
+    )
+    for name in NAMES
+}
 _CHOICE_PARTS = (
     *(("user", "query"), ("assistant", "assistant_options")),
     *(("user", "user_selection"), ("assistant", "assistant_acknowledgment")),
 )
 _N_OPTIONS = 4  # the first is the gold
+
+
+def find(name: str, data_dir: Path, reading: Reading) -> list[Path]:
+    """Return the raw files that are read. Raises Missing (one line)."""
+    home, split = Path(data_dir) / _HOME, Path(data_dir) / SPLIT_FILE
+    topics = _topics(home, collections.Counter())
+    files = [home / folder / f"{topic}.json" for folder in _FOLDERS for topic in topics]
+    padding = (
+        [_padding_file(Path(data_dir), reading.padding_turns)] if reading.padding_turns else []
+    )
+    return [*files, *padding, *([split] if split.exists() else [])]
 
 
 def read(
@@ -106,7 +120,7 @@ def _topics(home: Path, skipped: collections.Counter[str]) -> list[str]:
     for folder, size in _FOLDERS.items():
         paths = sorted((home / folder).glob("*.json"))
         if not paths:
-            raise DataError(
+            raise Missing(
                 f"{home / folder}: has no topic files; put {len(TOPICS)} files such as "
                 f"{TOPICS[0]}.json ({size} each) there from {_URL}/{folder}"
             )
@@ -115,7 +129,7 @@ def _topics(home: Path, skipped: collections.Counter[str]) -> list[str]:
     for topic, folders in sorted(found.items()):
         if 1 < len(folders) < len(_FOLDERS):
             folder = next(f for f in _FOLDERS if f not in folders)
-            raise DataError(
+            raise Missing(
                 f"{home / folder / topic}.json: is missing ({_FOLDERS[folder]}; from "
                 f"{_URL}/{folder}/{topic}.json), but {folders[0]} has the topic"
             )
@@ -134,14 +148,19 @@ def _rows(path: Path) -> list[Any]:
     return rows
 
 
-def _padding(data_dir: Path, n: int) -> list[dict[str, str]]:
-    """The first n exchanges of the chats with strangers, each chat a session of its own."""
+def _padding_file(data_dir: Path, n: int) -> Path:
     path = data_dir / PADDING.path
     if not path.exists():
-        raise DataError(
+        raise Missing(
             f"{path}: is missing, and padding_turns is {n}; put it there ({PADDING.size}) from "
             f"{PADDING.url}, or set padding_turns to 0"
         )
+    return path
+
+
+def _padding(data_dir: Path, n: int) -> list[dict[str, str]]:
+    """The first n exchanges of the chats with strangers, each chat a session of its own."""
+    path = _padding_file(data_dir, n)
     turns: list[dict[str, str]] = []
     for i, chat in enumerate(_rows(path)):
         where = f"{path}: record {i}"

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-import hashlib
 import itertools
 import random
 from collections.abc import Callable, Iterator, Sequence
@@ -34,13 +33,13 @@ from bfm.datasets.shifting_state import Ask, evidence
 from bfm.datasets.shifting_write import LENGTHS, Case, user_of, written
 from bfm.dialogue import Example
 
-__all__ = ["FILES", "NAMES", "VERSION", "generate", "generator_hash", "measure", "read", "strata"]
+__all__ = ["FILES", "NAMES", "VERSION", "find", "generate", "measure", "read", "small"]
 
 NAMES = ("shifting_prefs",)
-VERSION = "1"
+VERSION = "2"
 FILES: dict[str, tuple[File, ...]] = {"shifting_prefs": ()}  # generated: no raw files
-USERS = {"train": 400, "dev": 100, "test": 560}
-SMALL = 16  # users of split "dev" that make the small fixed part, about 70 questions
+USERS = {"train": 400, "dev": 480, "test": 560}
+SMALL = {"train": 12, "dev": 16, "test": 12}  # users of the small part: 110, 70 and 130 questions
 # Every 24 questions: (stratum, what the question needs). A quarter each of none, one, several, latest.
 CELLS = (
     *(("similar_useful", n) for n in ("one", "several", "several", "latest")),
@@ -75,15 +74,18 @@ def generate(
 ) -> Iterator[Example]:
     """Yield the examples of a split, user by user, the two halves of a minimal pair side by side.
 
-    split: train, dev or test. users: how many, by default USERS[split]; the first n of more are the
-    same. length: exchanges of a history, one of LENGTHS; the longer hold the shorter. ValueError.
+    split: train, dev or test. users: how many, by default USERS[split], of histories of 1,000 exchanges
+    (200 KB each) the tenth part; the first n of more are the same. length: exchanges of a history, one
+    of LENGTHS; the longer hold the shorter. ValueError.
     """
     if split not in TOPICS:
         raise ValueError(f"split: must be one of {', '.join(TOPICS)}, not {split!r}")
     if length not in LENGTHS:
         raise ValueError(f"length: must be one of {LENGTHS}, not {length}")
     deal = _decks(VERSION, seed, split)
-    for index in range(USERS[split] if users is None else users):
+    if users is None:
+        users = USERS[split] // (10 if length == LENGTHS[-1] else 1)
+    for index in range(users):
         language = _language(split, index)
         families = SPLIT_FAMILIES[split][language]
         family = deal(f"family {language}", families)
@@ -95,6 +97,11 @@ def generate(
                 yield written(half, user, length)
 
 
+def find(name: str, data_dir: Path | None, reading: Reading) -> list[Path]:
+    """Return the raw files that are read: none."""
+    return []
+
+
 def read(
     name: str, data_dir: Path | None, reading: Reading, skipped: collections.Counter[str]
 ) -> Iterator[Example]:
@@ -103,22 +110,13 @@ def read(
         yield from generate(split, reading.seed, length=reading.length)
 
 
-def generator_hash() -> str:
-    """Return the sha256 of the generator's sources, the words included."""
-    here = Path(__file__).parent
-    names = (
-        "shifting_prefs",
-        "shifting_frames",
-        "shifting_plot",
-        "shifting_state",
-        "shifting_write",
-    )
-    return hashlib.sha256(b"".join((here / f"{n}.py").read_bytes() for n in names)).hexdigest()
-
-
-def strata(example: Example) -> str:
-    """Return the stratum of an example."""
-    return example.meta["stratum"]
+def small(reading: Reading) -> list[Example]:
+    """Return the first few users of every split: what the package gives without any preparation."""
+    return [
+        example
+        for split, users in SMALL.items()
+        for example in generate(split, reading.seed, users, reading.length)
+    ]
 
 
 # Users
@@ -151,13 +149,12 @@ def _case(
     r, words = rng(VERSION, id_), LANGUAGES[language]
     stratum, need = deal("cell", CELLS)
     kind = deal(f"kind {need}", plot.KINDS[need])
-    # Every value is gold as often as it is shown: all sets of four with each of the four as gold.
-    shown = [(s, g) for s in itertools.combinations(topic.values, 4) for g in s]
-    four, gold = deal(f"gold {language} {topic.label} {stratum}", shown)
-    # Dealt evenly to the last, a value that was right often would be wrong next, and a prior learned
-    # from other users would fall below chance: in the large language some are drawn freely.
-    if language == "en" and r.random() < 0.2:
-        four, gold = r.choice(shown)
+    # Values are shown equally often, and the gold is dealt by its rank in length, so that each of the
+    # four has equal chances. Were it dealt by value, a value that was right often would be wrong next:
+    # a prior learned from other users would fall below chance, and cards could be counted.
+    four = list(deal(f"shown {language} {topic.label}", [*itertools.combinations(topic.values, 4)]))
+    r.shuffle(four)  # among equal lengths
+    gold = sorted(four, key=len)[deal(f"length {stratum}", range(4))]
     others = [v for v in four if v != gold]
     r.shuffle(others)
     values = [gold, *others]

@@ -33,7 +33,7 @@ class Case:
     pair: tuple[tuple[str, str | bool], ...] = ()
 
 
-@dataclasses.dataclass(frozen=True, order=True)
+@dataclasses.dataclass(frozen=True)
 class _Exchange:
     day: int
     minute: int
@@ -68,7 +68,8 @@ def user_of(
 def written(case: Case, user: User, length: int) -> Example:
     """Return the example of a case, its history filled up to `length` exchanges."""
     focal = [_exchange(slot, case.topic, user.language, user.family) for slot in case.slots]
-    history = sorted([*focal, *_filling(case, user, length - len(focal))])
+    history = [*focal, *_filling(case, user, length - len(focal))]
+    history.sort(key=lambda e: (e.day, e.minute, e.salt))
     at = [2 * history.index(exchange) for exchange in focal]
     messages = tuple(
         Message(role, text, time=time)

@@ -16,13 +16,14 @@ def stats(examples: Iterable[Example], count_tokens: Callable[[str], int] | None
     """Count a data set in one pass.
 
     count_tokens: of a text, by the tokenizer of a model; None leaves token lengths out.
-    `gold_longest` and `gold_shortest` are shares of questions with options whose gold is the only one
-    of that length (characters): what a length rule would gain.
+    `faults`: how many examples have each of the known faults that are kept. `gold_longest` and
+    `gold_shortest` are shares of questions with options whose gold is the only one of that length
+    (characters): what a length rule would gain.
     """
     by = {key: collections.Counter() for key in ("category", "group", "position", "options")}
     lengths: dict[str, list[int]] = collections.defaultdict(list)
-    texts = collections.Counter()
-    answers = repeated = longest = shortest = with_options = 0
+    texts, faults = collections.Counter(), collections.Counter()
+    answers = longest = shortest = with_options = 0
     for example in examples:
         question = example.question
         turns = turns_of(question.messages)
@@ -34,11 +35,11 @@ def stats(examples: Iterable[Example], count_tokens: Callable[[str], int] | None
         by["category"][str(example.meta.get("category", ""))] += 1
         by["group"][str(example.meta.get("group", question.id))] += 1
         texts[question.query] += 1
+        faults.update(dict.fromkeys(example.meta.get("faults", ()), 1))
         answers += bool(example.answer)
         if not question.options:
             continue
         by["options"][len(question.options)] += 1
-        repeated += len(set(question.options)) < len(question.options)
         if example.answer_index >= 0:
             with_options += 1
             by["position"][example.answer_index] += 1
@@ -55,7 +56,7 @@ def stats(examples: Iterable[Example], count_tokens: Callable[[str], int] | None
         "with_answer": answers,
         "with_evidence": len(evidence),
         "evidence_density": float(np.mean(evidence)) if evidence else None,
-        "repeated_options": repeated,
+        "faults": dict(sorted(faults.items())),
         "categories": dict(sorted(by["category"].items())),
         "option_counts": {str(k): v for k, v in sorted(by["options"].items())},
         "gold_positions": {str(k): v for k, v in sorted(by["position"].items())},
