@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import json
 import math
 import os
 import signal
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,6 +22,7 @@ from typing import Any
 import grain
 import jax
 import jax.numpy as jnp
+from jax.experimental import multihost_utils
 
 from bfm import checkpoint, export, lora, sharding, training, weights
 from bfm.dev import measure
@@ -186,10 +189,14 @@ class Learner:
         return LM(decoder, self.files.scaffold, "")
 
     def export(self, state: dict, folder: Path) -> None:
-        """Write the model of a state in the Hugging Face layout, adapters merged."""
-        decoder = lora.merge(self.lm(state).decoder)
-        tokenizer = self.files.scaffold.tokenizer
-        export.export(decoder, folder, tokenizer, self.settings.model.dtype)
+        """Write the model of a state as a Hugging Face folder, adapters merged (all processes call)."""
+        decoder = jax.jit(lora.merge)(self.lm(state).decoder)
+        if jax.process_count() > 1:  # each holds a part; the first writes
+            gather = functools.partial(multihost_utils.process_allgather, tiled=True)
+            decoder = jax.tree.map(gather, decoder)
+        if jax.process_index() == 0:
+            tokenizer = self.files.scaffold.tokenizer
+            export.export(decoder, folder, tokenizer, self.settings.model.dtype)
 
 
 # --- the loop ----------------------------------------------------------------------------------
@@ -211,7 +218,13 @@ def _loop(learner: Learner, material: Material, checkpoints, stopped, workdir, s
 
     def look(step: int) -> dict[str, float] | None:
         """Measure on held-out examples; return what checkpoints are ranked by."""
-        if not material.dev or jax.process_count() > 1:
+        if not material.dev:
+            return None
+        if jax.process_count() > 1:
+            if writes and not step:
+                print(
+                    "held-out examples are measured by one process only: left out", file=sys.stderr
+                )
             return None
         found = measure(learner.lm(state), material.dev[: train.dev_limit], settings)
         _append(workdir / DEV, {"step": step, **found})
@@ -244,15 +257,14 @@ def _loop(learner: Learner, material: Material, checkpoints, stopped, workdir, s
             last = step + 1 == steps
             due = bool(train.eval_every) and (step + 1) % train.eval_every == 0
             ranked = look(step + 1) if due or last else None
-            if last or due or stopped() or (step + 1) % train.checkpoint_every == 0:
+            stop = stopped(step + 1)
+            if last or due or stop or (step + 1) % train.checkpoint_every == 0:
                 position = {"next_row": (step + 1) * train.batch_size}
                 checkpoints.save(step + 1, state, position, ranked if train.eval_every else None)
-            if stopped() and not last:
+            if stop and not last:
                 return {"stopped": step + 1, "steps": steps}
     checkpoints.close()
-    # Several processes hold parts of the model each; one process can export the checkpoint.
-    if jax.process_count() == 1:
-        learner.export(state, workdir / EXPORT)
+    learner.export(state, workdir / EXPORT)
     return {
         "stopped": 0, "steps": steps, "rows": len(material.rows), "counts": material.counts,
         "metrics": read_lines(workdir / METRICS), "dev": read_lines(workdir / DEV),
@@ -261,11 +273,17 @@ def _loop(learner: Learner, material: Material, checkpoints, stopped, workdir, s
 
 @contextlib.contextmanager
 def _sigterm() -> Iterator[Any]:
-    """Give a function that says whether SIGTERM has come: the run then saves and ends well."""
+    """Give a function that says after a step whether SIGTERM has come: the run then saves and ends.
+
+    Several processes agree on the step; jax's own handler listens for them.
+    """
+    if jax.process_count() > 1:
+        yield multihost_utils.reached_preemption_sync_point
+        return
     came = []
     before = signal.signal(signal.SIGTERM, lambda number, frame: came.append(number))
     try:
-        yield lambda: bool(came)
+        yield lambda step: bool(came)
     finally:
         signal.signal(signal.SIGTERM, before)
 

@@ -221,7 +221,7 @@ def _open_whole(settings: Settings, check: Callable[[Example], None]) -> JsonlSo
 
     source = datasets.load(
         settings.data, settings.split, data_dir=settings.data_dir,
-        prepared_dir=settings.prepared_dir,
+        prepared_dir=settings.prepared_dir, download=settings.download,
         reading=datasets.Reading(seed=settings.seed, **dataclasses.asdict(settings.reading)),
     )  # fmt: skip
     return source.checked(check, bad, limit)

@@ -179,6 +179,9 @@ class Settings:
         "(`python launch/data.py --help` lists them)",
     )
     data_dir: str = _field("", "raw files of the benchmarks, a folder each; read only")
+    download: bool = _field(
+        True, "fetch what data_dir lacks from its official place, where it can be"
+    )
     prepared_dir: str = _field("", "where benchmarks are prepared; default: the user's cache")
     split: str = _field(
         "all", "part of a benchmark: all, train, dev, test, fold0_test, FIELD=VALUE of its meta .."

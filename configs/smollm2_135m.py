@@ -1,12 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
-"""SmolLM2-135M-Instruct as it is, the default model: labels anything on a laptop.
+"""SmolLM2-135M-Instruct, the default model: labels anything on a laptop, learns the policy in an hour.
 
     python launch/label.py --config configs/smollm2_135m.py --workdir runs/labels \
-        --config.data=jsonl:FILE
+        --config.data=shifting_prefs --config.split=small_train
+    python launch/sft.py --config configs/smollm2_135m.py --workdir runs/sft \
+        --config.data=shifting_prefs --config.split=small_train \
+        --config.labels=runs/labels/labels.jsonl
+
+Every parameter instead of adapters: --config.train.lora_rank=0 --config.train.learning_rate=2e-4.
 """
 
 from bfm.settings import default_config
 
+# python launch/sweep.py --config configs/smollm2_135m.py --workdir runs/sweep [the flags of sft.py]
+SWEEP = [
+    {"train.lora_rank": 16, "train.learning_rate": rate} for rate in (2e-4, 1e-3)
+] + [{"train.lora_rank": 0, "train.learning_rate": rate} for rate in (5e-5, 2e-4)]  # fmt: skip
+
 
 def get_config():
-    return default_config()
+    config = default_config()
+    config.train.learning_rate = 1e-3  # adapters of a small model: ten times that of all parameters
+    config.train.batch_size = 8  # 8 examples a head: more updates from few labels
+    return config

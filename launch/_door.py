@@ -113,6 +113,32 @@ def _reason(error: Exception) -> str:
     )
 
 
+def join_processes() -> None:
+    """Join the other processes of this run, where the environment says that there are some.
+
+    JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID name them; on a TPU slice of several
+    hosts and under Slurm jax finds them itself. Must come before the first use of a device.
+    """
+    import jax
+
+    env, found = os.environ, {}
+    if address := env.get("JAX_COORDINATOR_ADDRESS"):
+        try:
+            found = {
+                "num_processes": int(env["JAX_NUM_PROCESSES"]),
+                "process_id": int(env["JAX_PROCESS_ID"]),
+            }
+        except (KeyError, ValueError):
+            raise UsageError(
+                f"JAX_COORDINATOR_ADDRESS={address} needs JAX_NUM_PROCESSES and JAX_PROCESS_ID, numbers"
+            ) from None
+        found["coordinator_address"] = address
+    several = "," in env.get("TPU_WORKER_HOSTNAMES", "") or int(env.get("SLURM_NTASKS", "1")) > 1
+    if found or several:
+        # After five minutes jax names the processes that are missing.
+        jax.distributed.initialize(**found, initialization_timeout=300)
+
+
 def enable_compile_cache() -> None:
     """Keep compiled programs in the user's cache, so that a second run starts in seconds."""
     import jax

@@ -42,7 +42,7 @@ def main(settings, workdir) -> None:
             store=StateStore(device_bytes), identity=lm.identity,
         )  # fmt: skip
 
-    peer = load_peer(files.path, settings) if settings.bench.peer == "auto" else None
+    peer = load_peer(files.path, settings.model.dtype) if settings.bench.peer == "auto" else None
     asked = sequences(lm.scaffold.head, prefixes, questions[0])
     runs = []
     for k in range(settings.bench.repeats):
@@ -95,7 +95,7 @@ def main(settings, workdir) -> None:
     write_json(workdir / "bench.json", figures)
     write_json(workdir / "bench.raw.json", runs)
     plot(curves, workdir / "scaling.png")
-    table(figures, settings)
+    table(figures, f"{settings.model.path} {settings.model.dtype}, {settings.bench.history} turns")
 
 
 class Draw:
@@ -199,7 +199,7 @@ def matmul_peak(decoder, tokens: int) -> float:
 # --- the peer: a plain transformers loop on the same ids -----------------------------------------
 
 
-def load_peer(path, settings):
+def load_peer(path, dtype: str):
     """Load the same model into transformers; None where torch is not installed."""
     try:
         import torch
@@ -208,7 +208,7 @@ def load_peer(path, settings):
         say("no torch here, so no peer")
         return None
     say("loading the peer")
-    dtype = getattr(torch, settings.model.dtype)
+    dtype = getattr(torch, dtype)
     if path.suffix == ".gguf":
         model = AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=dtype)
     else:
@@ -272,12 +272,11 @@ def plot(curves, path) -> None:
     fig.savefig(path, dpi=150)
 
 
-def table(figures, settings) -> None:
+def table(figures, title: str) -> None:
     from rich import box
     from rich.console import Console
     from rich.table import Table
 
-    title = f"{settings.model.path} {settings.model.dtype}, {settings.bench.history} turns"
     made = Table(box=box.SIMPLE_HEAD, title=title, title_justify="left")
     made.add_column("what")
     for name in ("value", "unit", "peer", "times as fast"):

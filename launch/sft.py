@@ -7,16 +7,22 @@
 
 Writes checkpoints/, metrics.jsonl (a line an update), dev.jsonl (held-out measurements with 95 %
 intervals), curves.png and export/ (Hugging Face layout, adapters merged: give it as model.path, or to
-transformers). Started again after a kill it goes on from the newest checkpoint; SIGTERM saves first.
+transformers). Started again after a kill it goes on from the newest checkpoint; SIGTERM saves first. On
+several hosts each process runs the same command.
 """
 
 import _door
 
 
 def main(settings, workdir) -> None:
+    _door.join_processes()
+    import jax
+
     from bfm import curves, finetune
 
     found = finetune.run(settings, workdir)
+    if jax.process_index():
+        return  # the first process tells
     if found["stopped"]:
         print(
             f"stopped after step {found['stopped']} of {found['steps']}, checkpoint saved; the same "
