@@ -98,7 +98,7 @@ class TrainSettings:
         "dtype of trained parameters and of the optimizer; products are in model.dtype",
         among=("float32", "bfloat16"),
     )
-    remat: bool = _field(False, "compute activations again in the backward pass: less memory")
+    remat: bool = _field(True, "compute activations again in the backward pass: less memory")
     heads: str = _field(
         "both",
         "train one model for both heads, or one head alone",
@@ -125,6 +125,25 @@ class TrainSettings:
     eval_every: int = _field(0, "updates between measurements; 0: before and after only", low=0)
     checkpoint_every: int = _field(100, "updates between checkpoints", low=1)
     keep: int = _field(2, "newest checkpoints that are kept, beside the best", low=1)
+
+
+@dataclasses.dataclass(frozen=True)
+class EvalSettings:
+    """What launch/eval.py compares, beside `methods`."""
+
+    k: int = _field(5, "most turns that a selector without a controller gives the reader", low=1)
+    budget: int = _field(
+        512, "most tokens of memory the reader sees, by any method but full and evidence", low=16
+    )
+    reader: str = _field(
+        "policy",
+        "who answers, for every method: the policy's fine-tuned reader, or the base model",
+        among=("policy", "base"),
+    )
+    tau_q: float = _field(0.0, "threshold on Sal_q of the method tau_q, nats", low=-1e6, high=1e6)
+    contrasts: str = _field(
+        "", "pairs to compare, such as bfm-full,bfm-embedding; empty: bfm with each other method"
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -170,6 +189,7 @@ class Settings:
     model: ModelSettings = dataclasses.field(default_factory=ModelSettings)
     label: LabelSettings = dataclasses.field(default_factory=LabelSettings)
     train: TrainSettings = dataclasses.field(default_factory=TrainSettings)
+    eval: EvalSettings = dataclasses.field(default_factory=EvalSettings)
     mesh: MeshSettings = dataclasses.field(default_factory=MeshSettings)
     reading: ReadingSettings = dataclasses.field(default_factory=ReadingSettings)
     bench: BenchSettings = dataclasses.field(default_factory=BenchSettings)
@@ -213,6 +233,10 @@ class Settings:
         10, "turns of highest Sal_q that the controller chooses from", low=1, high=99
     )
     labels: str = _field("", "labels.jsonl to train on, made by launch/label.py")
+    methods: str = _field(
+        "bfm,none,full,recency,bm25,embedding,sal_q,ebf,evidence,random,longest,shortest,first",
+        "what launch/eval.py compares, comma text",
+    )
     policy: str = _field(
         "", "fine-tuned model: the export/ folder of launch/sft.py; empty: untrained"
     )

@@ -13,12 +13,15 @@ import time
 from pathlib import Path
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
 from bfm import finetune, labeling, lm, material
 from bfm.jsonl import DataError
+from bfm.model.decoder import decode
+from bfm.model.matmul import dot
 from bfm.settings import (
     LabelSettings,
     MeshSettings,
@@ -256,3 +259,20 @@ def test_labels_of_something_else_are_refused(made, tmp_path):
         with pytest.raises(DataError, match=reason):
             finetune.run(bad, tmp_path / "run")
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.torch
+def test_transformers_computes_what_was_trained(whole):
+    """Logits of the export after training agree within 1e-4 of the largest."""
+    torch = pytest.importorskip("torch")
+    from transformers import AutoModelForCausalLM
+
+    policy = lm.load(str(whole / "export"))
+    ids = policy.scaffold.tokenizer.encode("read 2, 1. I like blue. color?")
+    at = jnp.arange(len(ids))[None]
+    x_BTD, _ = decode(policy.decoder, jnp.array([ids]), at, jnp.ones_like(at))
+    ours = np.asarray(dot(x_BTD, policy.decoder.unembed_VD.T))[0]
+    theirs = AutoModelForCausalLM.from_pretrained(whole / "export", dtype=torch.float32)
+    with torch.no_grad():
+        logits = theirs(torch.tensor([ids])).logits[0].numpy()
+    assert np.abs(ours - logits).max() < 1e-4 * np.abs(logits).max()
