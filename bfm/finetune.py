@@ -44,10 +44,16 @@ def run(settings: Settings, workdir: Path) -> dict[str, Any]:
     of `open_model`.
     """
     train = settings.train
-    files = open_model(settings.model.path, settings.model.arch, settings.seed)
+    if needs_labels(settings):
+        raise SettingsError("labels: missing; give the labels.jsonl of launch/label.py")
+    files = open_base(settings)
+    mesh = check(settings, files)
     material = prepare(settings, files)
+    if train.batch_size > len(material.rows):
+        raise SettingsError(
+            f"train.batch_size: {train.batch_size} rows, but there are only {len(material.rows)}"
+        )
     steps = train.steps or max(1, round(train.epochs * len(material.rows) / train.batch_size))
-    mesh = check(settings, files, material)
     _make_workdir(workdir)
     identity = {
         **files.identity(settings.model.dtype), **material.identity, "steps": steps,
@@ -73,27 +79,28 @@ def _heads(settings: Settings) -> dict[str, Any]:
 # --- checks ------------------------------------------------------------------------------------
 
 
-def check(settings: Settings, files: ModelFiles, material: Material) -> jax.sharding.Mesh:
-    """Compare settings, model and mesh before any weight is read; return the mesh.
+def open_base(settings: Settings) -> ModelFiles:
+    """Open the model that is fine-tuned, without reading weights. Raises the errors of `open_model`."""
+    return open_model(settings.model.path, settings.model.arch, settings.seed)
+
+
+def needs_labels(settings: Settings) -> bool:
+    """Say whether a run needs labels that no setting names: all do but a reader's on turns by chance
+    or on labelled evidence."""
+    alone = settings.train.heads == "reader" and settings.label.source in ("random", "evidence")
+    return not settings.labels and not alone
+
+
+def check(settings: Settings, files: ModelFiles) -> jax.sharding.Mesh:
+    """Compare settings, model and mesh before any data or weight is read; return the mesh.
 
     Raises SettingsError or ShardingError (one line).
     """
     train, config = settings.train, files.config
-    if not settings.labels and (
-        train.heads != "reader" or settings.label.source not in ("random", "evidence")
-    ):
-        raise SettingsError(
-            "labels: missing; give the labels.jsonl of launch/label.py (only train.heads=reader with "
-            "label.source=random or evidence needs none)"
-        )
     if train.batch_size % train.accumulation:
         raise SettingsError(
             f"train.accumulation: {train.accumulation} does not divide "
             f"train.batch_size={train.batch_size}"
-        )
-    if train.batch_size > len(material.rows):
-        raise SettingsError(
-            f"train.batch_size: {train.batch_size} rows, but there are only {len(material.rows)}"
         )
     if train.tokens > config.window:
         raise SettingsError(

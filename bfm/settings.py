@@ -71,7 +71,7 @@ class LabelSettings:
         "sal_a",
         "what makes the silver focus that a policy is trained on: answer-conditioned saliency, or for "
         "comparison question-conditioned saliency, embedding cosine, evidence labels, chance (each of "
-        "which opens as many turns as sal_a does)",
+        "which opens as many turns as sal_a does); read by launch/sft.py, labels.jsonl keeps sal_a's",
         among=("sal_a", "sal_q", "embedding", "evidence", "random"),
     )
 
@@ -232,7 +232,10 @@ class Settings:
     prefilter_k: int = _field(
         10, "turns of highest Sal_q that the controller chooses from", low=1, high=99
     )
-    labels: str = _field("", "labels.jsonl to train on, made by launch/label.py")
+    labels: str = _field(
+        "",
+        "labels.jsonl to train on, made by launch/label.py; empty: launch/sft.py makes them first",
+    )
     methods: str = _field(
         "bfm,none,full,recency,bm25,embedding,sal_q,ebf,evidence,random,longest,shortest,first",
         "what launch/eval.py compares, comma text",

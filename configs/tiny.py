@@ -1,9 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A tiny model of random weights on the bundled dialogues: every part of a run, in seconds.
+"""A tiny model of random weights on a few bundled questions: every part of a run, to try it.
 
-    python launch/label.py --config configs/tiny.py --workdir runs/tiny/labels
-    python launch/sft.py --config configs/tiny.py --workdir runs/tiny/sft \
-        --config.labels=runs/tiny/labels/labels.jsonl
+python launch/sft.py --config configs/tiny.py --workdir runs/tiny
 """
 
 from bfm.settings import default_config
@@ -13,6 +11,9 @@ def get_config():
     config = default_config()
     config.model.path = ""
     config.model.arch = "tiny"
+    config.data = "shifting_prefs"
+    config.split = "small_train"
+    config.limit = 24
     config.tau = "0.0"
     config.prefilter_k = 4
     config.train.steps = 20

@@ -5,11 +5,15 @@
     python launch/sft.py --config configs/smollm2_135m.py --workdir runs/sft --config.data=D \\
         --config.labels=runs/labels/labels.jsonl
 
-Writes checkpoints/, metrics.jsonl (a line an update), dev.jsonl (held-out measurements with 95 %
-intervals), curves.png and export/ (Hugging Face layout, adapters merged: give it as model.path, or to
-transformers). Started again after a kill it goes on from the newest checkpoint; SIGTERM saves first. On
-several hosts each process runs the same command.
+Without --config.labels they are made first, in labels/ of the workdir. Writes checkpoints/,
+metrics.jsonl (a line an update), dev.jsonl (held-out measurements with 95 % intervals), curves.png and
+export/ (Hugging Face layout, adapters merged: give it as model.path, or to transformers). Started again
+after a kill it goes on from the newest checkpoint; SIGTERM saves first. On several hosts each process
+runs the same command.
 """
+
+import dataclasses
+import sys
 
 import _door
 
@@ -20,6 +24,8 @@ def main(settings, workdir) -> None:
 
     from bfm import curves, finetune
 
+    if finetune.needs_labels(settings):
+        settings = label_first(settings, workdir / "labels")
     found = finetune.run(settings, workdir)
     if jax.process_index():
         return  # the first process tells
@@ -37,6 +43,18 @@ def main(settings, workdir) -> None:
         f"{workdir / finetune.EXPORT}: {found['steps']} updates on {found['rows']} rows; "
         f"{tokens:,} tokens in {seconds:.1f} s ({tokens / seconds:,.0f} tokens/s, compiling included)"
     )
+
+
+def label_first(settings, place):
+    """Make the labels that no setting names, as launch/label.py would; return settings with them."""
+    from bfm import finetune, labeling, tau
+
+    finetune.check(settings, finetune.open_base(settings))
+    print(f"no labels are given: making them first, in {place}", file=sys.stderr)
+    labeling.run(settings, place)
+    if settings.tau == "auto":
+        tau.choose(settings, place)
+    return dataclasses.replace(settings, labels=str(place / labeling.LABELS))
 
 
 def show(found) -> None:

@@ -70,6 +70,12 @@ def test_the_readmes_library_example_runs(smollm2_path, monkeypatch, capsys):
         "turns": turns_of(parse_example(RECORD).question.messages),
         "questions": [parse_example(RECORD).question] * 2,
     }
-    exec(code[1], space)
+    exec(code[2], space)
     assert len(space["sal_q"]) == 2
+    exec(code[1], space)  # records from a log
+    log = [{"role": "user", "content": str(i)} for i in range(4)]
+    [made] = space["records_from_log"](log, {0: "no history", 2: "yes"})
+    asked = parse_example(made)
+    assert asked.answer == "yes" and asked.question.query == "2"
+    assert [m.content for m in asked.question.messages] == ["0", "1"]  # nothing later
     assert space["scorer"].store.counts.device > 0
