@@ -54,10 +54,13 @@ def run(settings: Settings, workdir: Path) -> dict[str, Any]:
     results = _read(workdir / RESULTS)
     sal_q = [line["sal_q"] for line in _read(workdir / SALIENCY)]
     evidence = [evidence_turns(source[i], settings.unit) for i in range(len(source))]
-    table = summary.rows(results, settings.data)
+    name = settings.data
+    if name.startswith("jsonl:"):  # a table names the file, not the folders of one machine
+        name = f"jsonl:{Path(name.removeprefix('jsonl:')).name}"
+    table = summary.rows(results, name)
     notes, valid = summary.notes(results, table)
     found = {
-        "identity": identity, "data": settings.data, "split": settings.split, "n": len(source),
+        "identity": identity, "data": name, "split": settings.split, "n": len(source),
         "valid": valid, "notes": notes, "rows": table,
         "contrasts": summary.contrasts(results, pairs),
         "diagnosis": summary.diagnosis(results, sal_q, evidence, settings.prefilter_k),

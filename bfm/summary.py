@@ -124,7 +124,13 @@ def diagnosis(
         opened = [(line["open_probability"], bool(turns))
                   for line, turns in zip(lines["bfm"], evidence, strict=True)]  # fmt: skip
         found["reliability"] = reliability(opened)
-    found["by_length"] = by_length(lines)
+    sizes = [len(scores) for scores in sal_q]
+    pairs = list(zip(evidence, sizes, strict=True))
+    found["by_length"] = binned(lines, sizes, "turns")
+    # From the newest evidence to the question, and the share of turns that are evidence.
+    ago = [n - max(turns) if turns else None for turns, n in pairs]
+    found["by_distance"] = binned(lines, ago, "turns ago")
+    found["by_density"] = binned(lines, [len(t) / n if t else None for t, n in pairs], "of turns")
     return found
 
 
@@ -139,23 +145,33 @@ def reliability(opened: Sequence[tuple[float, bool]], bins: int = 5) -> list[lis
     ]
 
 
-def by_length(lines: dict[str, Lines]) -> list[dict[str, Any]]:
-    """Return accuracy by history length: three bins of equal numbers of examples."""
+def binned(
+    lines: dict[str, Lines], values: Sequence[float | None], unit: str
+) -> list[dict[str, Any]]:
+    """Return accuracy by a property of the examples: three bins of about equal numbers of them.
+
+    values[i] belongs to example i; None leaves it out. `unit` ends a bin's name.
+    """
+    known = [i for i, value in enumerate(values) if value is not None]
+    if not known:
+        return []
+    sizes = np.array([values[i] for i in known], np.float64)
+    edges = np.unique(np.quantile(sizes, [0, 1 / 3, 2 / 3, 1]))
+    place = np.clip(np.searchsorted(edges, sizes, "right") - 1, 0, max(0, len(edges) - 2))
     made = []
     for method, own in lines.items():
         if method in CONTROLS:
             continue
-        sizes = column(own, "n_turns")
-        edges = np.unique(np.quantile(sizes, [0, 1 / 3, 2 / 3, 1]))
-        place = np.clip(np.searchsorted(edges, sizes, "right") - 1, 0, max(0, len(edges) - 2))
         for b in np.unique(place):
-            part = [line for line, p in zip(own, place, strict=True) if p == b]
+            chosen = np.flatnonzero(place == b)
+            part = [own[known[k]] for k in chosen]
             value, low, high = interval(
                 [line["group"] for line in part], mean(column(part, "correct"))
             )
-            span = [line["n_turns"] for line in part]
+            least, most = sizes[chosen].min(), sizes[chosen].max()
+            span = f"{least:.3g}" if least == most else f"{least:.3g} to {most:.3g}"
             made.append({
-                "method": method, "bin": f"{min(span)} to {max(span)} turns", "accuracy": value,
+                "method": method, "bin": f"{span} {unit}".strip(), "accuracy": value,
                 "low": low, "high": high, "n": len(part),
             })  # fmt: skip
     return made

@@ -18,7 +18,7 @@ from bfm.datasets import NAMES, Reading, build, load, prepare
 from bfm.datasets.stats import stats
 from bfm.dialogue import RecordError
 from bfm.jsonl import DataError, JsonlSource
-from bfm.settings import Settings
+from bfm.settings import Settings, SettingsError
 from tests.test_membench import HIGH, LOW, trajectory, write
 
 ROOT = Path(__file__).parents[1]
@@ -159,6 +159,19 @@ def test_labels_over_a_split(raw, tiny_folder, tmp_path):
     meta = labeling.run(Settings.of({**settings, "limit": 1}), tmp_path / "w")  # compiles, so one
     [line] = (tmp_path / "w" / labeling.LABELS).read_text("utf-8").splitlines()
     assert json.loads(line)["id"] == dev[0].question.id and meta["records"] == 1
+
+
+def test_a_setting_of_a_run_reads_otherwise(raw, tmp_path):
+    config = {"data": "membench_high", "data_dir": str(raw), "prepared_dir": str(tmp_path / "p")}
+    as_is = labeling.open_data(Settings.of(config))
+    removed = labeling.open_data(Settings.of(config | {"reading": {"time_suffix": "remove"}}))
+    assert as_is.sha256 != removed.sha256
+    assert list(removed) == list(
+        load("membench_high", data_dir=raw, prepared_dir=tmp_path / "p",
+             reading=Reading(time_suffix="remove"))
+    )  # fmt: skip
+    with pytest.raises(SettingsError, match=r"reading\.length"):
+        Settings.of({"reading": {"length": 11}})
 
 
 def test_a_run_can_name_the_small_part():

@@ -8,7 +8,7 @@ import random
 import numpy as np
 import pytest
 
-from bfm import comparing, report, selectors, summary
+from bfm import comparing, selectors, summary
 from bfm.dialogue import parse_example, turns_of
 from bfm.evaluation import METHODS, parse_methods
 from bfm.intervals import contrast, f1, holm, interval, mean
@@ -171,6 +171,15 @@ def test_reliability_and_notes():
     assert not summary.notes(lines, [{"errors": 1}])[1] and len(lines) == 40  # 2.5 %
 
 
+def test_bins_by_hand():
+    own = [{"group": str(i), "correct": float(i > 3)} for i in range(7)]
+    rows = summary.binned({"bfm": own, "first": own}, [1, 1, 2, None, 3, 9, 9], "turns ago")
+    assert [(r["bin"], r["n"], r["accuracy"]) for r in rows] == [
+        ("1 turns ago", 2, 0.0), ("2 to 3 turns ago", 2, 0.5), ("9 turns ago", 2, 1.0),
+    ]  # fmt: skip
+    assert summary.binned({"bfm": own}, [None] * 7, "") == []
+
+
 @pytest.mark.parametrize("text", ["", "bfm,bfm", "bfm,magic", ","])
 def test_methods_that_are_none_are_refused(text):
     with pytest.raises(SettingsError, match="methods"):
@@ -185,4 +194,3 @@ def test_contrasts_are_declared(done):
     for text in ("bfm-bfm", "bfm-magic", "bfm"):
         with pytest.raises(SettingsError, match="contrasts"):
             comparing.parse_contrasts(text, QUIET.split(","))
-    assert report is not None
