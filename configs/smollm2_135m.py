@@ -22,5 +22,7 @@ def get_config():
     config = default_config()
     config.train.learning_rate = 1e-3  # adapters of a small model: ten times that of all parameters
     config.train.batch_size = 8  # more updates from few labels
-    config.train.accumulation = 4  # two rows of like length at a time: no padding, little memory
+    config.train.accumulation = 4  # two rows of like length at a time: hardly any padding
+    config.train.tokens = 1024  # holds ten short candidates; else the least salient are dropped
+    config.train.remat = False  # two rows fit in memory without, and take a third less time
     return config
