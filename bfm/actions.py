@@ -63,6 +63,13 @@ class Grammar:
         """The two ids that compete for the first place: open, closed."""
         return self.open[0], self.closed[0]
 
+    @property
+    def longest(self) -> int:
+        """The most tokens that an action takes, its end included."""
+        by_length = sorted(range(len(self.numbers)), key=lambda i: -len(self.numbers[i]))
+        focus = tuple(i + 1 for i in by_length[: self.max_focus])
+        return max(len(self.encode(Action(bool(focus), focus))), len(self.closed) + 1)
+
     def encode(self, action: Action) -> tuple[int, ...]:
         """Return the ids of an action, its end included.
 

@@ -12,10 +12,13 @@ from typing import Any
 from bfm import report, summary
 from bfm.dialogue import Example, RecordError, evidence_turns, turns_of
 from bfm.evaluation import Models, evaluate, parse_methods
+from bfm.heads import controller_prompt, reader_room
 from bfm.jsonl import write_json
 from bfm.labeling import WorkdirError, open_data
+from bfm.labels import render
 from bfm.lm import ModelError, ModelFiles, code_hash, open_model
 from bfm.progress import Meter
+from bfm.prompts import PromptError
 from bfm.saliency import Scorer
 from bfm.settings import Settings, SettingsError
 
@@ -35,7 +38,7 @@ def run(settings: Settings, workdir: Path) -> dict[str, Any]:
     pairs = parse_contrasts(settings.eval.contrasts, methods)
     files = open_model(settings.model.path, settings.model.arch, settings.seed)
     policy = open_policy(settings, files)
-    source = open_data(settings, _check)
+    source = open_data(settings, lambda example: _check(example, files, settings))
     identity = {
         **files.identity(settings.model.dtype), "data": source.sha256, "code": code_hash(),
         "policy": policy.source.sha256() if policy else "", "methods": list(methods),
@@ -76,9 +79,17 @@ def run(settings: Settings, workdir: Path) -> dict[str, Any]:
     return found
 
 
-def _check(example: Example) -> None:
+def _check(example: Example, files: ModelFiles, settings: Settings) -> None:
     if example.answer_index < 0:
         raise RecordError("options", "missing, or none of them right: only choices are compared")
+    render(example, files.scaffold, files.config.window, settings)
+    question, turns = example.question, turns_of(example.question.messages, settings.unit)
+    try:
+        controller_prompt(files.scaffold, question, turns, [None] * len(turns), settings)
+    except PromptError as error:
+        raise RecordError(*str(error).split(": ", 1)) from None
+    if (room := reader_room(files.scaffold, question, settings)) < 0:
+        raise RecordError("query", f"question and options take {-room} tokens over train.tokens")
 
 
 def open_policy(settings: Settings, files: ModelFiles) -> ModelFiles | None:

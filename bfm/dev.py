@@ -9,13 +9,12 @@ from collections.abc import Sequence
 import numpy as np
 
 from bfm.dialogue import group_of, turns_of
-from bfm.heads import controller_prompt, prefilter, reader_prompt
+from bfm.heads import controller_prompt, prefilter
 from bfm.intervals import f1, interval, mean
 from bfm.lm import LM
 from bfm.material import unlabelled_evidence
-from bfm.policy import Decision, credit, decide, read_options
+from bfm.policy import Decision, credit, decide, read_turns
 from bfm.rows import Labelled, silver
-from bfm.saliency import Scorer
 from bfm.settings import Settings
 
 
@@ -50,26 +49,12 @@ def measure(lm: LM, items: Sequence[Labelled], settings: Settings) -> dict:
 
 def controller(lm: LM, items: Sequence[Labelled], settings: Settings) -> list[Decision]:
     """Let the controller decide on every item."""
-    train = settings.train
     prompts = []
     for item in items:
         question = item.example.question
         turns = turns_of(question.messages, settings.unit)
-        ranked = prefilter(item.sal_q, settings.prefilter_k)
-        prompts.append(
-            controller_prompt(
-                lm.scaffold,
-                question,
-                turns,
-                ranked,
-                limit=train.tokens,
-                context_turns=settings.context_turns,
-            )
-        )
-    return decide(
-        lm, prompts, max_focus=settings.max_focus, coupled=train.gate == "coupled",
-        batch_size=settings.batch_size,
-    )  # fmt: skip
+        prompts.append(controller_prompt(lm.scaffold, question, turns, item.sal_q, settings))
+    return decide(lm, prompts, settings)
 
 
 def _silver(item: Labelled, settings: Settings) -> tuple[int, ...]:
@@ -84,24 +69,8 @@ def _reading(lm, items, groups, focus, decisions, settings) -> dict:
     if not asked:
         return found
     names = ["none", "silver", *(["policy"] if decisions else [])]
-    blocks = []
-    for i in asked:
-        question = items[i].example.question
-        turns = turns_of(question.messages, settings.unit)
-        room = settings.train.tokens - len(lm.scaffold.head)
-        sets = [(), focus[i], *([decisions[i].focus] if decisions else [])]
-        blocks.append([
-            reader_prompt(
-                lm.scaffold, turns, chosen, room=room, context_turns=settings.context_turns
-            ).prefix
-            for chosen in sets
-        ])  # fmt: skip
-    scorer = Scorer(lm.decoder, lm.scaffold.head, batch_size=settings.batch_size)
-    form = settings.label.answer
-    questions = [items[i].example.question for i in asked]
-    readings = read_options(
-        scorer, lm.scaffold, questions, blocks, form=form, norm=settings.label.norm
-    )
+    chosen = [[(), focus[i], *([decisions[i].focus] if decisions else [])] for i in asked]
+    readings = read_turns(lm, [items[i].example.question for i in asked], chosen, settings)
     gold = [items[i].example.answer_index for i in asked]
     of = [groups[i] for i in asked]
     for k, name in enumerate(names):

@@ -17,7 +17,8 @@ import numpy as np
 
 from bfm import selectors
 from bfm.dialogue import Example, Question, Turn, evidence_turns, group_of, turns_of
-from bfm.heads import controller_prompt, prefilter, reader_prompt
+from bfm.heads import controller_prompt, prefilter, reader_prompt, reader_room
+from bfm.labeling import asked
 from bfm.lm import LM
 from bfm.policy import Decision, Reading, credit, decide, read_options
 from bfm.prompts import turn_messages
@@ -84,13 +85,14 @@ def saliency_q(
     scaffold, jobs = models.base.scaffold, []
     for question in questions:
         turns = turns_of(question.messages, settings.unit)
+        suffix = scaffold.suffix(question)
+        # What is too long for the window was refused before, or is to be cut (on_overflow).
+        room = models.base.config.window - len(scaffold.head) - len(suffix.ids)
         prefixes = tuple(
-            scaffold.prefix(turn_messages(turns, i, settings.context_turns))[0]
+            scaffold.prefix(turn_messages(turns, i, settings.context_turns), room)[0]
             for i in range(len(turns))
         )
-        suffix = scaffold.suffix(question)
-        cut = dataclasses.replace(suffix, ids=suffix.ids[: suffix.q[1]])
-        jobs.append(Job(prefixes, (cut,)))
+        jobs.append(asked(Job(prefixes, (suffix,))))
     return [
         [turn[0].logp_q - scored[0][0].logp_q for turn in scored[1:]]
         for scored in models.base_scorer.score(jobs)
@@ -142,17 +144,10 @@ def choose(
 def _controlled(questions, turns, sal_q, models, settings) -> list[Choice]:
     policy = models.policy or models.base
     prompts = [
-        controller_prompt(
-            policy.scaffold, question, own, prefilter(scores, settings.prefilter_k),
-            limit=settings.train.tokens, context_turns=settings.context_turns,
-        )
+        controller_prompt(policy.scaffold, question, own, scores, settings)
         for question, own, scores in zip(questions, turns, sal_q, strict=True)
-    ]  # fmt: skip
-    decisions = decide(
-        policy, prompts, max_focus=settings.max_focus, coupled=settings.train.gate == "coupled",
-        batch_size=settings.batch_size,
-    )  # fmt: skip
-    return [Choice(decision.focus, decision) for decision in decisions]
+    ]
+    return [Choice(decision.focus, decision) for decision in decide(policy, prompts, settings)]
 
 
 def _expected(questions, turns, sal_q, models, settings) -> list[Choice]:
@@ -163,9 +158,8 @@ def _expected(questions, turns, sal_q, models, settings) -> list[Choice]:
         for own, order in zip(turns, ranked, strict=True)
     ]  # fmt: skip
     readings = read_options(
-        models.reader_scorer, models.reader.scaffold, questions, blocks,
-        form=settings.label.answer, norm=settings.label.norm,
-    )  # fmt: skip
+        models.reader_scorer, models.reader.scaffold, questions, blocks, settings.label
+    )
     chosen = []
     for order, (before, *after) in zip(ranked, readings, strict=True):
         values = selectors.expected_bayes_factor(
@@ -199,26 +193,16 @@ def evaluate(
     scaffold = models.reader.scaffold
     head = len(scaffold.head)
     shown: list[dict[str, Any]] = []
-    for i in range(len(examples)):
-        budget = settings.train.tokens - head
+    for i, question in enumerate(questions):
+        most = reader_room(scaffold, question, settings)
         prompts = {}
         for method, choices in chosen.items():
-            whole = method in ("full", "evidence")
-            room = budget if whole else min(budget, settings.eval.budget)
-            prompts[method] = reader_prompt(
-                scaffold,
-                turns[i],
-                choices[i].turns,
-                room=room,
-                context_turns=settings.context_turns,
-            )
+            room = most if method in ("full", "evidence") else min(most, settings.eval.budget)
+            prompts[method] = reader_prompt(scaffold, turns[i], choices[i].turns, settings, room)
         shown.append(prompts)
     blocks = [[prompt.prefix for prompt in prompts.values()] for prompts in shown]
     started = time.perf_counter()
-    readings = read_options(
-        models.reader_scorer, scaffold, questions, blocks,
-        form=settings.label.answer, norm=settings.label.norm,
-    )  # fmt: skip
+    readings = read_options(models.reader_scorer, scaffold, questions, blocks, settings.label)
     total = sum(len(block) + 1 for own in blocks for block in own)
     per_token = (time.perf_counter() - started) / total
     lines = []

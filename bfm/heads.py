@@ -6,11 +6,14 @@ What does not fit loses its least salient turns first; question, options and ans
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import bisect
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+from bfm.actions import Grammar
 from bfm.dialogue import Message, Question, Turn
-from bfm.prompts import PromptError, Scaffold, turn_messages
+from bfm.prompts import LETTERS, PromptError, Scaffold, turn_messages
+from bfm.settings import Settings
 
 
 class ControllerPrompt(NamedTuple):
@@ -39,43 +42,75 @@ def prefilter(sal_q: Sequence[float | None], k: int) -> tuple[int, ...]:
     return tuple(sorted(scored, key=lambda i: (-sal_q[i], i))[:k])
 
 
+def grammar_of(scaffold: Scaffold, n: int, settings: Settings) -> Grammar:
+    """Return the grammar of actions over n candidates."""
+    coupled = settings.train.gate == "coupled"
+    return Grammar.of(scaffold.tokenizer, scaffold.end, n, settings.max_focus, coupled)
+
+
 def controller_prompt(
     scaffold: Scaffold,
     question: Question,
     turns: Sequence[Turn],
-    ranked: Sequence[int],
-    *,
-    limit: int,
-    context_turns: int = 0,
+    sal_q: Sequence[float | None],
+    settings: Settings,
 ) -> ControllerPrompt:
-    """Render the candidates `ranked` (best first) for the controller, in at most `limit` tokens.
+    """Render the `prefilter_k` candidates of highest Sal_q; prompt and action take `train.tokens`.
 
     Raises PromptError when the question alone does not fit.
     """
-    for keep in range(len(ranked), -1, -1):
-        chosen = tuple(sorted(ranked[:keep]))
-        ids = scaffold.controller(
-            question, [turn_messages(turns, i, context_turns) for i in chosen]
+    ranked = prefilter(sal_q, settings.prefilter_k)
+    limit = settings.train.tokens - grammar_of(scaffold, settings.prefilter_k, settings).longest
+
+    def render(keep: int) -> tuple[int, ...]:
+        chosen = sorted(ranked[:keep])
+        groups = [turn_messages(turns, i, settings.context_turns) for i in chosen]
+        return scaffold.controller(question, groups)
+
+    keep = _most(len(ranked), lambda k: len(render(k)) <= limit)
+    ids = render(keep)
+    if len(ids) > limit:
+        raise PromptError(
+            f"query: question and options take {len(ids)} of {limit} tokens (train.tokens less the "
+            "action); they are never cut"
         )
-        if len(ids) <= limit:
-            return ControllerPrompt(ids, chosen, len(ranked) - keep)
-    raise PromptError(f"query: question and options take {len(ids)} of {limit} tokens; never cut")
+    return ControllerPrompt(ids, tuple(sorted(ranked[:keep])), len(ranked) - keep)
+
+
+def reader_room(scaffold: Scaffold, question: Question, settings: Settings, answer: int = 0) -> int:
+    """Return the tokens that `train.tokens` leaves for memory; below 0 where there is no room at all.
+
+    Room is kept for the longest answer that could be given: an option, or `answer` tokens if more. So
+    the right answer's length moves nothing that is shown.
+    """
+    form, encode = settings.label.answer, scaffold.tokenizer.encode
+    answers = question.options if form == "text" else LETTERS[: len(question.options)]
+    longest = max([answer, *(len(encode(text)) + 1 for text in answers)])
+    suffix = scaffold.suffix(question, letters=form != "text")
+    return settings.train.tokens - len(scaffold.head) - len(suffix.ids) - longest
 
 
 def reader_prompt(
     scaffold: Scaffold,
     turns: Sequence[Turn],
     ranked: Sequence[int],
-    *,
+    settings: Settings,
     room: int,
-    context_turns: int = 0,
 ) -> ReaderPrompt:
     """Render the turns `ranked` (best first) as one memory block of at most `room` tokens."""
-    for keep in range(len(ranked), 0, -1):
-        prefix, _ = scaffold.prefix(together(turns, ranked[:keep], context_turns))
-        if len(prefix) <= room:
-            return ReaderPrompt(prefix, tuple(sorted(ranked[:keep])), len(ranked) - keep)
-    return ReaderPrompt((), (), len(ranked))
+
+    def render(keep: int) -> tuple[int, ...]:
+        return scaffold.prefix(together(turns, ranked[:keep], settings.context_turns))[0]
+
+    keep = _most(len(ranked), lambda k: len(render(k)) <= room)
+    return ReaderPrompt(
+        render(keep) if keep else (), tuple(sorted(ranked[:keep])), len(ranked) - keep
+    )
+
+
+def _most(n: int, fits: Callable[[int], bool]) -> int:
+    """Return the largest k in 0 .. n that fits, by halving: whatever fits, fewer turns fit too."""
+    return bisect.bisect_left(range(1, n + 1), True, key=lambda k: not fits(k))
 
 
 def together(

@@ -17,8 +17,8 @@ from bfm.jsonl import DataError
 from bfm.labeling import Part, open_data
 from bfm.lm import ModelFiles
 from bfm.progress import Meter
-from bfm.prompts import PromptError, has_answer
-from bfm.rows import Labelled, Row, make_rows, reader_row, silver
+from bfm.prompts import PromptError, Scaffold, has_answer
+from bfm.rows import Labelled, Row, by_chance, make_rows, reader_row, silver
 from bfm.settings import Settings, SettingsError
 from bfm.weights import file_hash
 
@@ -39,26 +39,35 @@ def prepare(settings: Settings, files: ModelFiles) -> Material:
     labelled, identity = read_material(settings, files, counts)
     if any(item.tau is None for item in labelled):
         raise DataError(f"{settings.labels}: tau is not chosen yet; run launch/label.py again")
-    train, dev = hold_out(labelled, settings)
+    train, held_out = hold_out(labelled, settings)
     rows: list[Row] = []
-    scaffold = files.scaffold
-    with Meter("making rows", len(train), "examples") as meter:
-        for item in train:
-            try:
-                if settings.labels:
-                    rows += make_rows(item, scaffold, settings, counts)
-                else:
-                    chosen = unlabelled_evidence(item, settings)
-                    rows.append(reader_row(item.example, scaffold, chosen, settings, counts))
+    dev: list[Labelled] = []
+    ignored: collections.Counter[str] = collections.Counter()
+    with Meter("making rows", len(labelled), "examples") as meter:
+        for item, held in [*((x, False) for x in train), *((x, True) for x in held_out)]:
+            try:  # held-out examples as well: what does not fit must not end a run that has trained
+                made = _rows_of(item, files.scaffold, settings, ignored if held else counts)
             except PromptError as error:
                 where = f"{settings.data}: record {item.example.question.id!r}"
                 if settings.on_bad_record == "stop":
                     raise DataError(f"{where}: {error}") from None
                 counts["records that do not fit"] += 1
+            else:
+                if held:
+                    dev.append(item)
+                else:
+                    rows += made
             meter.add(1)
     if not rows:
         raise DataError(f"{settings.data}: no example with an answer is left to train on")
     return Material(tuple(rows), tuple(dev), dict(counts), identity)
+
+
+def _rows_of(item: Labelled, scaffold: Scaffold, settings: Settings, counts) -> list[Row]:
+    if settings.labels:
+        return make_rows(item, scaffold, settings, counts)
+    chosen = unlabelled_evidence(item, settings)
+    return [reader_row(item.example, scaffold, chosen, settings, counts)]
 
 
 def read_material(
@@ -142,10 +151,8 @@ def unlabelled_evidence(item: Labelled, settings: Settings) -> tuple[int, ...]:
     example = item.example
     if settings.label.source == "evidence":
         return evidence_turns(example, settings.unit)[: settings.max_focus]
-    n = len(turns_of(example.question.messages, settings.unit))
-    rng = generator(settings.seed, f"evidence {example.question.id}")
-    k = min(n, int(rng.integers(1, settings.max_focus + 1)))
-    return tuple(int(i) for i in rng.choice(n, k, replace=False))
+    turns = range(len(turns_of(example.question.messages, settings.unit)))
+    return by_chance(turns, example, settings)
 
 
 def hold_out(

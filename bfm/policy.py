@@ -9,13 +9,13 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from bfm.actions import Action, Grammar
-from bfm.dialogue import Question
+from bfm.dialogue import Question, turns_of
 from bfm.generate import write
-from bfm.heads import ControllerPrompt
+from bfm.heads import ControllerPrompt, grammar_of, reader_prompt, reader_room
 from bfm.lm import LM
 from bfm.prompts import LETTERS, Scaffold
 from bfm.saliency import Job, Scored, Scorer, Suffix
+from bfm.settings import LabelSettings, Settings
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,19 +30,12 @@ class Decision:
     focus: tuple[int, ...]
 
 
-def decide(
-    lm: LM, prompts: Sequence[ControllerPrompt], *, max_focus: int, coupled: bool, batch_size: int
-) -> list[Decision]:
+def decide(lm: LM, prompts: Sequence[ControllerPrompt], settings: Settings) -> list[Decision]:
     """Let the controller write an action for every prompt, by the grammar only."""
-    scaffold = lm.scaffold
-    grammars = [
-        Grammar.of(scaffold.tokenizer, scaffold.end, len(p.candidates), max_focus, coupled)
-        for p in prompts
-    ]
-    longest = max((_longest(g) for g in grammars), default=1)
+    grammars = [grammar_of(lm.scaffold, len(p.candidates), settings) for p in prompts]
     written = write(
         lm.decoder, [p.ids for p in prompts], [g.allowed for g in grammars],
-        slots=longest, batch_size=batch_size,
+        slots=max((g.longest for g in grammars), default=1), batch_size=settings.batch_size,
     )  # fmt: skip
     decisions = []
     for prompt, grammar, w in zip(prompts, grammars, written, strict=True):
@@ -52,12 +45,6 @@ def decide(
         focus = tuple(prompt.candidates[i - 1] for i in action.focus)
         decisions.append(Decision(action.gate, probability, focus if action.gate else ()))
     return decisions
-
-
-def _longest(grammar: Grammar) -> int:
-    longest = sorted(range(len(grammar.numbers)), key=lambda i: -len(grammar.numbers[i]))
-    focus = tuple(i + 1 for i in longest[: grammar.max_focus])
-    return max(len(grammar.encode(Action(bool(focus), focus))), len(grammar.closed) + 1)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -95,25 +82,38 @@ def read_options(
     scorer: Scorer,
     scaffold: Scaffold,
     questions: Sequence[Question],
-    prefixes: Sequence[Sequence[tuple[int, ...]]],
-    *,
-    form: str,
-    norm: str = "sum",
+    blocks: Sequence[Sequence[tuple[int, ...]]],
+    label: LabelSettings,
 ) -> list[list[Reading]]:
     """Return the reader's belief for each question under each of its memory blocks.
 
-    prefixes[i]: the blocks (ids) to read question i with; () is no memory. form and norm are
-    `label.answer` and `label.norm`.
+    blocks[i]: the prefixes (ids) to read question i with; () is no memory.
     """
     jobs = [
-        Job(tuple(p for p in blocks if p), option_suffixes(scaffold, question, form))
-        for question, blocks in zip(questions, prefixes, strict=True)
+        Job(tuple(p for p in own if p), option_suffixes(scaffold, question, label.answer))
+        for question, own in zip(questions, blocks, strict=True)
     ]
     results = []
-    for job, blocks, scored in zip(jobs, prefixes, scorer.score(jobs), strict=True):
+    for job, own, scored in zip(jobs, blocks, scorer.score(jobs), strict=True):
         by_block = dict(zip(((), *job.prefixes), scored, strict=True))
-        results.append([_reading(by_block[block], norm) for block in blocks])
+        results.append([_reading(by_block[block], label.norm) for block in own])
     return results
+
+
+def read_turns(
+    lm: LM,
+    questions: Sequence[Question],
+    chosen: Sequence[Sequence[Sequence[int]]],
+    settings: Settings,
+) -> list[list[Reading]]:
+    """Return the reader's belief for each question with each of its sets of turns (best first)."""
+    blocks = []
+    for question, sets in zip(questions, chosen, strict=True):
+        turns = turns_of(question.messages, settings.unit)
+        room = reader_room(lm.scaffold, question, settings)
+        blocks.append([reader_prompt(lm.scaffold, turns, s, settings, room).prefix for s in sets])
+    scorer = Scorer(lm.decoder, lm.scaffold.head, batch_size=settings.batch_size)
+    return read_options(scorer, lm.scaffold, questions, blocks, settings.label)
 
 
 def _reading(scored: Sequence[Scored], norm: str) -> Reading:

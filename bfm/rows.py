@@ -14,13 +14,11 @@ from collections.abc import Sequence
 import numpy as np
 
 from bfm import saliency
-from bfm.actions import Action, Grammar
+from bfm.actions import Action
 from bfm.dialogue import Example, generator, turns_of
-from bfm.heads import controller_prompt, prefilter, reader_prompt
+from bfm.heads import controller_prompt, grammar_of, prefilter, reader_prompt, reader_room
 from bfm.prompts import LETTERS, PromptError, Scaffold, check_letters, has_answer
 from bfm.settings import Settings
-
-HEADS = ("controller", "reader")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,18 +65,12 @@ def make_rows(
         count["focus outside the candidates"] += 1
     rows = []
     if train.heads != "reader":
-        grammar = Grammar.of(
-            scaffold.tokenizer, scaffold.end, settings.prefilter_k, settings.max_focus,
-            train.gate == "coupled",
-        )  # fmt: skip
-        longest = len(grammar.encode(_longest(grammar)))
-        prompt = controller_prompt(
-            scaffold, example.question, turns, ranked,
-            limit=train.tokens - longest, context_turns=settings.context_turns,
-        )  # fmt: skip
+        prompt = controller_prompt(scaffold, example.question, turns, labelled.sal_q, settings)
         count["candidates dropped for length"] += prompt.dropped
-        action = _action(labelled, prompt.candidates, settings)
-        rows.append(_row(example, "controller", prompt.ids, grammar.encode(action)))
+        action = grammar_of(scaffold, settings.prefilter_k, settings).encode(
+            _action(labelled, prompt.candidates, settings)
+        )
+        rows.append(_row(example, "controller", prompt.ids, action))
     if train.heads != "controller":
         evidence = _evidence(labelled, ranked, settings)
         rows.append(reader_row(example, scaffold, evidence, settings, count))
@@ -96,18 +88,27 @@ def reader_row(
     form = settings.label.answer
     suffix = scaffold.suffix(example.question, letters=form != "text")
     answer = answer_ids(example, scaffold, form)
-    room = settings.train.tokens - len(scaffold.head) - len(suffix.ids) - len(answer)
+    room = reader_room(scaffold, example.question, settings, len(answer))
     if room < 0:
         raise PromptError(
             f"query: question, options and answer take {settings.train.tokens - room} of "
             f"{settings.train.tokens} tokens (train.tokens); they are never cut"
         )
     turns = turns_of(example.question.messages, settings.unit)
-    prompt = reader_prompt(
-        scaffold, turns, evidence, room=room, context_turns=settings.context_turns
-    )
+    prompt = reader_prompt(scaffold, turns, evidence, settings, room)
     count["evidence turns dropped for length"] += prompt.dropped
     return _row(example, "reader", (*scaffold.head, *prompt.prefix, *suffix.ids), answer)
+
+
+def by_chance(turns: Sequence[int], example: Example, settings: Settings) -> tuple[int, ...]:
+    """Return 1 .. max_focus of the turns; which depends on seed and id only."""
+    rng = _rng(example, settings)
+    k = min(len(turns), int(rng.integers(1, settings.max_focus + 1)))
+    return tuple(int(i) for i in rng.choice(turns, k, replace=False))
+
+
+def _rng(example: Example, settings: Settings) -> np.random.Generator:
+    return generator(settings.seed, f"evidence {example.question.id}")
 
 
 def answer_ids(example: Example, scaffold: Scaffold, form: str) -> tuple[int, ...]:
@@ -124,10 +125,6 @@ def _row(example: Example, head: str, prompt: Sequence[int], answer: Sequence[in
     return Row(example.question.id, head, (*prompt, *answer), len(prompt))
 
 
-def _longest(grammar: Grammar) -> Action:
-    return Action(True, tuple(range(len(grammar.numbers), 0, -1))[: grammar.max_focus])
-
-
 def _action(labelled: Labelled, candidates: Sequence[int], settings: Settings) -> Action:
     chosen = silver(labelled, candidates, settings.max_focus)
     focus = tuple(candidates.index(i) + 1 for i in chosen)
@@ -141,11 +138,10 @@ def _action(labelled: Labelled, candidates: Sequence[int], settings: Settings) -
 
 def _evidence(labelled: Labelled, ranked: Sequence[int], settings: Settings) -> tuple[int, ...]:
     """Return the turns a reader row shows: the silver focus, or a noisy version of it."""
-    rng = generator(settings.seed, f"evidence {labelled.example.question.id}")
     if settings.label.source == "random":
-        turns = np.asarray([i for i, score in enumerate(labelled.score) if score is not None])
-        k = min(len(turns), int(rng.integers(1, settings.max_focus + 1)))
-        return tuple(int(i) for i in rng.choice(turns, k, replace=False))
+        turns = [i for i, score in enumerate(labelled.score) if score is not None]
+        return by_chance(turns, labelled.example, settings)
+    rng = _rng(labelled.example, settings)
     chosen = silver(labelled, ranked, settings.max_focus)
     if rng.random() >= settings.train.noise:
         return chosen

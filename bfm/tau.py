@@ -17,15 +17,15 @@ from typing import Any
 
 import numpy as np
 
-from bfm.dialogue import evidence_turns, turns_of
-from bfm.heads import prefilter, reader_prompt
+from bfm.dialogue import evidence_turns
+from bfm.heads import prefilter
 from bfm.jsonl import write_json
 from bfm.labeling import LABELS
 from bfm.lm import LM, open_model
 from bfm.material import hold_out, read_material
-from bfm.policy import credit, read_options
+from bfm.policy import credit, read_turns
 from bfm.rows import Labelled, silver
-from bfm.saliency import Scorer, focus
+from bfm.saliency import focus
 from bfm.settings import Settings, SettingsError
 
 CHOICE = "tau.json"
@@ -83,25 +83,13 @@ def choose(settings: Settings, workdir: Path) -> dict[str, Any]:
 
 def ladders(lm: LM, dev: Sequence[Labelled], settings: Settings) -> list[Ladder]:
     """Let the reader read every held-out example with its m most salient candidates, for every m."""
-    chosen, blocks = [], []
-    room = settings.train.tokens - len(lm.scaffold.head)
+    chosen = []
     for item in dev:
         ranked = prefilter(item.sal_q, settings.prefilter_k)
         everything = dataclasses.replace(item, tau=-np.inf)
-        order = silver(everything, ranked, settings.max_focus)
-        chosen.append(order)
-        turns = turns_of(item.example.question.messages, settings.unit)
-        blocks.append([
-            reader_prompt(
-                lm.scaffold, turns, order[:m], room=room, context_turns=settings.context_turns
-            ).prefix
-            for m in range(len(order) + 1)
-        ])  # fmt: skip
-    scorer = Scorer(lm.decoder, lm.scaffold.head, batch_size=settings.batch_size)
-    readings = read_options(
-        scorer, lm.scaffold, [item.example.question for item in dev], blocks,
-        form=settings.label.answer, norm=settings.label.norm,
-    )  # fmt: skip
+        chosen.append(silver(everything, ranked, settings.max_focus))
+    sets = [[order[:m] for m in range(len(order) + 1)] for order in chosen]
+    readings = read_turns(lm, [item.example.question for item in dev], sets, settings)
     made = []
     for item, order, by_m in zip(dev, chosen, readings, strict=True):
         gold = item.example.answer_index

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from bfm import arch, rows
 from bfm.dialogue import parse_example, turns_of
-from bfm.heads import controller_prompt, prefilter
+from bfm.heads import controller_prompt, reader_prompt, reader_room
 from bfm.prompts import PromptError, Scaffold
 from bfm.rows import Labelled, make_rows, silver
 from bfm.settings import Settings, TrainSettings
@@ -79,9 +79,7 @@ def test_training_renders_what_inference_renders():
     item = labelled()
     settings = Settings(prefilter_k=4)
     turns = turns_of(item.example.question.messages)
-    prompt = controller_prompt(
-        SCAFFOLD, item.example.question, turns, prefilter(item.sal_q, 4), limit=2000
-    )
+    prompt = controller_prompt(SCAFFOLD, item.example.question, turns, item.sal_q, settings)
     row = run(item)[0]
     assert row.ids[: row.start] == prompt.ids
     assert silver(item, prompt.candidates, settings.max_focus) == (3, 1)
@@ -95,6 +93,23 @@ def test_letters_and_heads():
     assert [r.head for r in run(item, heads="controller")] == ["controller"]
     with pytest.raises(PromptError, match="missing"):
         rows.answer_ids(labelled(answer=None).example, SCAFFOLD, "text")
+
+
+@pytest.mark.parametrize("answer", ["red", "a much longer shade of blue"])
+@pytest.mark.parametrize("tokens", range(330, 700, 17))
+def test_what_is_cut_is_the_same_in_training_and_at_inference(tokens, answer):
+    """Whichever option is right: the room that is kept does not tell."""
+    item = labelled(options=["red", "a much longer shade of blue"], answer=answer)
+    settings = Settings(prefilter_k=4, train=TrainSettings(noise=0.0, tokens=tokens))
+    question = item.example.question
+    turns = turns_of(question.messages)
+    controller, reader = make_rows(item, SCAFFOLD, settings, collections.Counter())
+    seen = controller_prompt(SCAFFOLD, question, turns, item.sal_q, settings)
+    assert controller.ids[: controller.start] == seen.ids
+    room = reader_room(SCAFFOLD, question, settings)
+    shown = reader_prompt(SCAFFOLD, turns, (3, 1), settings, room)
+    suffix = SCAFFOLD.suffix(question)
+    assert reader.ids[: reader.start] == (*SCAFFOLD.head, *shown.prefix, *suffix.ids)
 
 
 @hypothesis_settings(deadline=None, max_examples=40)
