@@ -14,6 +14,7 @@ import numpy as np
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from bfm import tokenizer as tokenizers
+from bfm.dialogue import generator
 from bfm.model import config_hf
 from bfm.weights import Source, expected
 
@@ -60,23 +61,28 @@ def source(name: str, seed: int) -> Source:
     identity = json.dumps([ARCHITECTURES[name], seed], sort_keys=True).encode()
 
     def read(tensor: str) -> np.ndarray:
-        digest = hashlib.sha256(f"{seed}\0{tensor}".encode()).digest()
-        rng = np.random.default_rng(int.from_bytes(digest[:16], "little"))
         if tensor.endswith("norm.weight"):
             plain = 1.0 if "linear_attn" in tensor else 1.0 - config.norm_offset
             return np.full(shapes[tensor], plain, np.float32)
-        return 0.02 * rng.standard_normal(shapes[tensor], np.float32)
+        return 0.02 * generator(seed, tensor).standard_normal(shapes[tensor], np.float32)
 
     return Source(config, shapes, read, lambda: hashlib.sha256(identity).hexdigest(), 0)
 
 
 def byte_tokenizer() -> tokenizers.Tokenizer:
     """Return a tokenizer of 256 bytes and three control tokens, with the ChatML template."""
+    specials = {"bos_token": CONTROL[1], "eos_token": CONTROL[2], "unk_token": CONTROL[0]}
+    return tokenizers.from_spec(
+        json.loads(byte_bpe().to_str()), specials, TEMPLATE, "byte tokenizer"
+    )
+
+
+def byte_bpe() -> Tokenizer:
+    """Return a byte-level BPE without merges: 256 bytes and the control tokens of the template."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     vocab = {token: i for i, token in enumerate([*CONTROL, *alphabet])}
     made = Tokenizer(models.BPE(vocab=vocab, merges=[]))
     made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     made.decoder = decoders.ByteLevel()
     made.add_special_tokens([AddedToken(t, special=True, normalized=False) for t in CONTROL])
-    specials = {"bos_token": CONTROL[1], "eos_token": CONTROL[2], "unk_token": CONTROL[0]}
-    return tokenizers.from_spec(json.loads(made.to_str()), specials, TEMPLATE, "byte tokenizer")
+    return made

@@ -13,10 +13,17 @@ from bfm import report, summary
 from bfm.dialogue import Example, RecordError, evidence_turns, turns_of
 from bfm.evaluation import Models, evaluate, parse_methods
 from bfm.heads import controller_prompt, reader_room
-from bfm.jsonl import write_json
-from bfm.labeling import WorkdirError, open_data
+from bfm.jsonl import read_lines, whole, write_json
+from bfm.labeling import (
+    WorkdirError,
+    check_identity,
+    make_workdir,
+    open_base,
+    open_data,
+    open_tuned,
+)  # fmt: skip
 from bfm.labels import render
-from bfm.lm import ModelError, ModelFiles, code_hash, open_model
+from bfm.lm import ModelFiles, code_hash
 from bfm.progress import Meter
 from bfm.prompts import PromptError
 from bfm.saliency import Scorer
@@ -36,8 +43,8 @@ def run(settings: Settings, workdir: Path) -> dict[str, Any]:
     """
     methods = parse_methods(settings.methods)
     pairs = parse_contrasts(settings.eval.contrasts, methods)
-    files = open_model(settings.model.path, settings.model.arch, settings.seed)
-    policy = open_policy(settings, files)
+    files = open_base(settings)
+    policy = open_tuned(settings.policy, "policy", files)
     source = open_data(settings, lambda example: _check(example, files, settings))
     identity = {
         **files.identity(settings.model.dtype), "data": source.sha256, "code": code_hash(),
@@ -54,8 +61,8 @@ def run(settings: Settings, workdir: Path) -> dict[str, Any]:
     done = _resume(workdir, identity, len(methods), len(source))
     if done < len(source):
         _work(settings, files, policy, source, methods, workdir, done)
-    results = _read(workdir / RESULTS)
-    sal_q = [line["sal_q"] for line in _read(workdir / SALIENCY)]
+    results = read_lines(workdir / RESULTS)
+    sal_q = [line["sal_q"] for line in read_lines(workdir / SALIENCY)]
     evidence = [evidence_turns(source[i], settings.unit) for i in range(len(source))]
     name = settings.data
     if name.startswith("jsonl:"):  # a table names the file, not the folders of one machine
@@ -90,17 +97,6 @@ def _check(example: Example, files: ModelFiles, settings: Settings) -> None:
         raise RecordError(*str(error).split(": ", 1)) from None
     if (room := reader_room(files.scaffold, question, settings)) < 0:
         raise RecordError("query", f"question and options take {-room} tokens over train.tokens")
-
-
-def open_policy(settings: Settings, files: ModelFiles) -> ModelFiles | None:
-    """Open the fine-tuned model, if any. Raises ModelError for one of another chat template."""
-    if not settings.policy:
-        return None
-    policy = open_model(settings.policy)
-    ours, its = files.scaffold, policy.scaffold
-    if (ours.head, ours.tail, ours.end) != (its.head, its.tail, its.end):
-        raise ModelError(f"policy: {policy.path}: another chat template than the base model's")
-    return policy
 
 
 def parse_contrasts(text: str, methods: Sequence[str]) -> list[tuple[str, str]]:
@@ -155,42 +151,23 @@ def _work(settings, files, policy, source, methods, workdir: Path, done: int) ->
 
 def _resume(workdir: Path, identity: dict, n_methods: int, n: int) -> int:
     """Prepare the workdir; return how many examples are done, in whole groups."""
-    if workdir.exists() and not workdir.is_dir():
-        raise WorkdirError(f"--workdir: {workdir} is not a folder")
+    make_workdir(workdir)
     meta = workdir / IDENTITY
-    if (workdir / RESULTS).exists() and not meta.exists():
-        raise WorkdirError(
-            f"--workdir: {workdir} holds {RESULTS} but no {IDENTITY}; choose another"
-        )
-    try:
-        workdir.mkdir(parents=True, exist_ok=True)
-        if not meta.exists():
-            write_json(meta, identity)
-            return 0
-    except OSError as error:
-        raise WorkdirError(f"--workdir: {workdir}: {error.strerror}") from None
-    before = json.loads(meta.read_text("utf-8"))
-    if changed := [key for key in identity if before.get(key) != identity[key]]:
-        raise WorkdirError(
-            f"--workdir: {workdir} holds results of another run ({', '.join(changed)} differ); "
-            "choose another folder or remove it"
-        )
-    done = min(len(_read(workdir / RESULTS)) // n_methods, len(_read(workdir / SALIENCY)))
+    if not meta.exists():
+        if (workdir / RESULTS).exists():
+            raise WorkdirError(
+                f"--workdir: {workdir} holds {RESULTS} but no {IDENTITY}; choose another"
+            )
+        write_json(meta, identity)
+        return 0
+    check_identity(workdir, "results", json.loads(meta.read_text("utf-8")), identity)
+    done = min(len(read_lines(workdir / RESULTS)) // n_methods, len(read_lines(workdir / SALIENCY)))
     done = done if done == n else done // GROUP * GROUP
     for name, lines in ((RESULTS, done * n_methods), (SALIENCY, done)):
-        kept = (
-            (workdir / name).read_bytes().split(b"\n")[:lines] if (workdir / name).exists() else []
-        )
-        scratch = workdir / f".{name}"
-        scratch.write_bytes(b"".join(line + b"\n" for line in kept))
-        scratch.replace(workdir / name)
+        kept = read_lines(workdir / name)[:lines]
+        with whole(workdir / name) as file:
+            file.writelines(json.dumps(line, ensure_ascii=False) + "\n" for line in kept)
     return done
-
-
-def _read(path: Path) -> list[dict[str, Any]]:
-    if not path.exists():
-        return []
-    return [json.loads(line) for line in path.read_text("utf-8").split("\n")[:-1]]
 
 
 def example_page(example: Example, sal_q, lines, settings: Settings) -> dict[str, Any]:

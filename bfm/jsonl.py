@@ -133,7 +133,7 @@ def write(path: Path, examples: Iterable[Example]) -> int:
     """
     count = 0
     try:
-        with _whole(path) as file:
+        with whole(path) as file:
             for example in examples:
                 line = json.dumps(to_json(example), ensure_ascii=False, allow_nan=False)
                 file.write(line + "\n")
@@ -146,12 +146,22 @@ def write(path: Path, examples: Iterable[Example]) -> int:
 
 def write_json(path: Path, value: Any, indent: int | None = 2) -> None:
     """Write one JSON value so that a reader sees the old file or the new one, never a part."""
-    with _whole(path) as file:
+    with whole(path) as file:
         json.dump(value, file, ensure_ascii=False, indent=indent)
 
 
+def read_lines(path: Path) -> list[Any]:
+    """Return the values of a file of one JSON value a line; a torn last line is left out.
+
+    [] where there is no file.
+    """
+    if not path.exists():
+        return []
+    return [json.loads(line) for line in path.read_bytes().split(b"\n")[:-1]]
+
+
 @contextlib.contextmanager
-def _whole(path: Path) -> Iterator[TextIO]:
+def whole(path: Path) -> Iterator[TextIO]:
     """Open a file to write that takes its name when the block is done, and never if it fails."""
     scratch = path.with_name(path.name + ".part")
     try:

@@ -50,8 +50,8 @@ def run(settings: Settings, workdir: Path) -> dict[str, Any]:
     Everything that can be wrong with model, data and settings is found before the workdir is touched.
     Raises DataError, WorkdirError or the errors of `bfm.lm.open_model` (bad input).
     """
-    files = open_model(settings.model.path, settings.model.arch, settings.seed)
-    judge = open_judge(settings, files)
+    files = open_base(settings)
+    judge = open_tuned(settings.label.from_checkpoint, "label.from_checkpoint", files)
     tokens: list[int] = []
     evidence: list[tuple[int, int]] = []
 
@@ -132,18 +132,23 @@ def run(settings: Settings, workdir: Path) -> dict[str, Any]:
     return _read_meta(workdir)
 
 
-def open_judge(settings: Settings, files: ModelFiles) -> ModelFiles | None:
-    """Open the fine-tuned reader that scores answers, if any. Raises ModelError where its tokenizer or
-    template is another than the base model's."""
-    if not settings.label.from_checkpoint:
+def open_base(settings: Settings) -> ModelFiles:
+    """Open the model that the settings name, without reading weights. Raises as `open_model` does."""
+    return open_model(settings.model.path, settings.model.arch, settings.seed)
+
+
+def open_tuned(path: str, field: str, base: ModelFiles) -> ModelFiles | None:
+    """Open a model that was fine-tuned from `base`; None for "". `field` is the setting that names it.
+
+    Raises ModelError where its chat template is another than the base model's.
+    """
+    if not path:
         return None
-    judge = open_model(settings.label.from_checkpoint)
-    ours, its = files.scaffold, judge.scaffold
+    tuned = open_model(path)
+    ours, its = base.scaffold, tuned.scaffold
     if (ours.head, ours.tail, ours.end) != (its.head, its.tail, its.end):
-        raise ModelError(
-            f"label.from_checkpoint: {judge.path}: another chat template than the base model's"
-        )
-    return judge
+        raise ModelError(f"{field}: {tuned.path}: another chat template than the base model's")
+    return tuned
 
 
 def asked(job: Job) -> Job:
@@ -276,25 +281,13 @@ def _resume(
 
     Lines past the last whole group, torn or not, are cut off; they will be written again.
     """
-    if workdir.exists() and not workdir.is_dir():
-        raise WorkdirError(f"--workdir: {workdir} is not a folder")
+    make_workdir(workdir)
     found = [name for name in (LABELS, TOKENS) if (workdir / name).exists()]
     if found and not (workdir / META).exists():
         raise WorkdirError(f"--workdir: {workdir} holds {found[0]} but no {META}; choose another")
-    try:
-        workdir.mkdir(parents=True, exist_ok=True)
-        if not os.access(workdir, os.W_OK):
-            raise PermissionError(13, "not writable")
-    except OSError as error:
-        raise WorkdirError(f"--workdir: {workdir}: {error.strerror}") from None
     if not (workdir / META).exists():
         return 0
-    before = _read_meta(workdir).get("identity", {})
-    if changed := [key for key in identity if before.get(key) != identity[key]]:
-        raise WorkdirError(
-            f"--workdir: {workdir} holds labels of another run ({', '.join(changed)} differ); "
-            "choose another folder or remove it"
-        )
+    check_identity(workdir, "labels", _read_meta(workdir).get("identity", {}), identity)
     ends = _line_ends(workdir / LABELS)
     if len(ends) > len(source):
         raise WorkdirError(
@@ -307,6 +300,27 @@ def _resume(
         ids = {source[i].question.id for i in range(done)}
         _cut(workdir / TOKENS, _end_of(workdir / TOKENS, ids))
     return done
+
+
+def make_workdir(workdir: Path) -> None:
+    """Make the folder a run writes to. Raises WorkdirError where it cannot be written."""
+    if workdir.exists() and not workdir.is_dir():
+        raise WorkdirError(f"--workdir: {workdir} is not a folder")
+    try:
+        workdir.mkdir(parents=True, exist_ok=True)
+        if not os.access(workdir, os.W_OK):
+            raise PermissionError(13, "not writable")
+    except OSError as error:
+        raise WorkdirError(f"--workdir: {workdir}: {error.strerror}") from None
+
+
+def check_identity(workdir: Path, what: str, before: dict, now: dict) -> None:
+    """Raise WorkdirError, naming the keys, where a folder is of a run with another identity."""
+    if changed := [key for key in now if before.get(key) != now[key]]:
+        raise WorkdirError(
+            f"--workdir: {workdir} holds {what} of another run ({', '.join(changed)} differ); "
+            "choose another folder or remove it"
+        )
 
 
 def _line_ends(path: Path) -> list[int]:

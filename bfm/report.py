@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -17,6 +16,7 @@ from typing import Any
 import jinja2
 import markupsafe
 
+from bfm.jsonl import whole
 from bfm.report_parts import Section, outcome, sections
 
 Row = Mapping[str, Any]
@@ -38,7 +38,8 @@ def write(
     """
     summary, results = _plain(summary), _plain(results)
     parts = sections(summary, results)
-    _write(workdir / "report.md", _markdown(summary, parts))
+    with whole(workdir / "report.md") as file:
+        file.write(_markdown(summary, parts))
     status = {(row["id"], row["method"]): row["status"] for row in results}
     shown, left_out = _examples(map(_plain, examples), status)
     environment = jinja2.Environment(
@@ -50,7 +51,8 @@ def write(
         identity=[(key, _text(value)) for key, value in summary.get("identity", {}).items()],
         examples=shown, left_out=left_out,
     )  # fmt: skip
-    _write(workdir / "report.html", page)
+    with whole(workdir / "report.html") as file:
+        file.write(page)
 
 
 # Examples
@@ -162,12 +164,3 @@ def _plain(value: Any) -> Any:
     if isinstance(value, Iterable):
         return [_plain(item) for item in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def _write(path: Path, text: str) -> None:
-    scratch = path.with_name(path.name + ".part")
-    try:
-        scratch.write_text(text, "utf-8", newline="\n")
-        os.replace(scratch, path)
-    finally:
-        scratch.unlink(missing_ok=True)

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from bfm import finetune, labeling, tau
-from bfm.jsonl import write_json
-from bfm.labeling import LABELS, META, WorkdirError
+from bfm.jsonl import whole, write_json
+from bfm.labeling import LABELS, META
 from bfm.settings import Settings
 
 
@@ -64,17 +64,15 @@ def merge(settings: Settings, parts: list[Path], place: Path) -> None:
     }  # fmt: skip
     identity["config"] = {**identity["config"], "fold": ""}
     if (place / META).exists():
-        if json.loads((place / META).read_text("utf-8"))["identity"] != identity:
-            raise WorkdirError(f"--workdir: {place} holds labels of another run; remove it")
+        before = json.loads((place / META).read_text("utf-8"))["identity"]
+        labeling.check_identity(place, "labels", before, identity)
         return
     lines: dict[str, str] = {}
     for part in parts:
         for line in (part / LABELS).read_text("utf-8").split("\n")[:-1]:
             lines[json.loads(line)["id"]] = line + "\n"
-    scratch = place / f".{LABELS}"
-    with open(scratch, "w", encoding="utf-8", newline="\n") as file:
+    with whole(place / LABELS) as file:
         file.writelines(lines[source[i].question.id] for i in range(len(source)))
-    os.replace(scratch, place / LABELS)
     timing = {key: sum(meta["timing"][key] for meta in metas) for key in metas[0]["timing"]}
     meta = {**metas[0], "identity": identity, "records": len(source), "timing": timing}
     write_json(place / META, meta)

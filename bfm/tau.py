@@ -10,18 +10,19 @@ from __future__ import annotations
 import collections
 import dataclasses
 import json
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from matplotlib.figure import Figure
 
+from bfm.curves import save
 from bfm.dialogue import evidence_turns
 from bfm.heads import prefilter
-from bfm.jsonl import write_json
-from bfm.labeling import LABELS
-from bfm.lm import LM, open_model
+from bfm.jsonl import whole, write_json
+from bfm.labeling import LABELS, open_base, open_tuned
+from bfm.lm import LM
 from bfm.material import hold_out, read_material
 from bfm.policy import credit, read_turns
 from bfm.rows import Labelled, silver
@@ -58,7 +59,7 @@ def choose(settings: Settings, workdir: Path) -> dict[str, Any]:
     """
     if (workdir / CHOICE).exists():
         return json.loads((workdir / CHOICE).read_text("utf-8"))
-    files = open_model(settings.model.path, settings.model.arch, settings.seed)
+    files = open_base(settings)
     known = dataclasses.replace(
         settings, labels=str(workdir / LABELS),
         label=dataclasses.replace(settings.label, source="sal_a"),
@@ -70,8 +71,8 @@ def choose(settings: Settings, workdir: Path) -> dict[str, Any]:
             "tau: 'auto' needs held-out examples with options (train.dev is their share of the "
             "groups); give a number"
         )
-    reader = settings.label.from_checkpoint
-    lm = (open_model(reader) if reader else files).load(settings.model.dtype)
+    reader = open_tuned(settings.label.from_checkpoint, "label.from_checkpoint", files)
+    lm = (reader or files).load(settings.model.dtype)
     curve = score(ladders(lm, dev, settings))
     best = max(curve, key=lambda row: (row["accuracy"], row["logp"], row["tau"]))
     choice = {"tau": best["tau"], "by": "reader accuracy", "dev": len(dev), "curve": curve}
@@ -131,8 +132,7 @@ def score(made: Sequence[Ladder]) -> list[dict[str, float]]:
 
 def rewrite(path: Path, tau: float, max_focus: int) -> None:
     """Put tau, gate and focus into every line of a labels file, whole or not at all."""
-    scratch = path.with_name(f".{path.name}")
-    with open(path, encoding="utf-8") as old, open(scratch, "w", encoding="utf-8") as new:
+    with open(path, encoding="utf-8") as old, whole(path) as new:
         for text in old:
             line = json.loads(text)
             line["tau"] = tau
@@ -141,21 +141,14 @@ def rewrite(path: Path, tau: float, max_focus: int) -> None:
                 line["focus"] = focus(values, tau, max_focus)
                 line["gate"] = int(bool(line["focus"]))
             new.write(json.dumps(line, ensure_ascii=False, allow_nan=False) + "\n")
-        new.flush()
-        os.fsync(new.fileno())
-    os.replace(scratch, path)
 
 
 def draw(choice: dict[str, Any], path: Path) -> None:
     """Draw the curve: accuracy and evidence F1 against tau."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
     curve = choice["curve"]
     taus = [row["tau"] for row in curve]
-    figure, axis = plt.subplots(figsize=(5.5, 3.6))
+    figure = Figure(figsize=(5.5, 3.6))
+    axis = figure.subplots()
     for name, label in (
         ("accuracy", "reader accuracy (chooses)"), ("evidence_f1", "evidence F1 (diagnosis)"),
         ("open", "share of open gates"),
@@ -165,8 +158,4 @@ def draw(choice: dict[str, Any], path: Path) -> None:
     axis.set(xlabel="tau, nats", ylim=(-0.02, 1.02), title=f"{choice['dev']} held-out examples")
     axis.spines[["top", "right"]].set_visible(False)
     axis.legend(frameon=False, fontsize=8)
-    figure.tight_layout()
-    scratch = path.with_name(f".{path.name}")
-    figure.savefig(scratch, dpi=120, format="png")
-    plt.close(figure)
-    scratch.replace(path)
+    save(figure, path)

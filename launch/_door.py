@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 import sys
 from collections.abc import Callable
@@ -49,6 +50,20 @@ def guarded(main: Callable[[], int | None]) -> None:
 
 class UsageError(ValueError):
     """Flags that cannot be understood."""
+
+
+class Parser(argparse.ArgumentParser):
+    """For scripts of plain flags: a docstring as help, one line for what cannot be understood."""
+
+    def __init__(self, doc: str):
+        super().__init__(
+            description=doc,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+            allow_abbrev=False,
+        )
+
+    def error(self, message: str):
+        raise UsageError(f"{message} (see --help)")
 
 
 def _input_errors() -> tuple[type[Exception], ...]:
@@ -143,7 +158,7 @@ def enable_compile_cache() -> None:
     """Keep compiled programs in the user's cache, so that a second run starts in seconds."""
     import jax
 
-    from bfm.lm import cache_dir
+    from bfm.wheel import cache_dir
 
     jax.config.update("jax_compilation_cache_dir", str(cache_dir() / "compiled"))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.3)

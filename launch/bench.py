@@ -20,7 +20,7 @@ SEED = 0
 def main(settings, workdir) -> None:
     import jax
 
-    from bfm import lm as lms
+    from bfm import labeling
     from bfm.jsonl import write_json
     from bfm.progress import Meter
     from bfm.saliency import Job, Scorer, programs
@@ -28,7 +28,7 @@ def main(settings, workdir) -> None:
     from bfm.store import StateStore
 
     jax.config.update("jax_enable_compilation_cache", False)  # compiling is a figure
-    files = lms.open_model(settings.model.path)
+    files = labeling.open_base(settings)
     lm = files.load(settings.model.dtype)
     workdir.mkdir(parents=True, exist_ok=True)
     draw = Draw(lm.scaffold, SEED)

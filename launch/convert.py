@@ -60,13 +60,7 @@ def main() -> int:
 def parse() -> argparse.Namespace:
     """Parse the flags. Raises UsageError (one line)."""
 
-    class Parser(argparse.ArgumentParser):
-        def error(self, message: str):
-            raise _door.UsageError(f"{message} (see --help)")
-
-    parser = Parser(
-        description=__doc__.split("\n", 1)[1], formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = _door.Parser(__doc__.split("\n", 1)[1])
     parser.add_argument("--model", required=True, help="folder, .gguf file or hub name")
     parser.add_argument("--out", required=True, help="folder to write")
     parser.add_argument(

@@ -93,11 +93,7 @@ def truth(text: str) -> bool:
 def parse(names: list[str]) -> argparse.Namespace:
     """Parse the flags. Raises UsageError (one line)."""
 
-    class Parser(argparse.ArgumentParser):
-        def error(self, message: str):
-            raise _door.UsageError(f"{message} (see --help)")
-
-    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = _door.Parser(__doc__)
     parser.add_argument("command", choices=("prepare", "stats", "peek", "export"))
     parser.add_argument("name", choices=names, metavar="NAME", help=", ".join(names))
     parser.add_argument("--data_dir", default="", help="raw downloads, read only")

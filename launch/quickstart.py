@@ -27,8 +27,8 @@ def main() -> None:
     from bfm import labeling, show
     from bfm.dialogue import Label
     from bfm.jsonl import JsonlSource
-    from bfm.lm import cache_dir
     from bfm.settings import Settings, SettingsError
+    from bfm.wheel import cache_dir
 
     source = JsonlSource.open(labeling.DIALOGUES)
     examples = list(source)
@@ -36,7 +36,7 @@ def main() -> None:
         ids = ", ".join(example.question.id for example in examples)
         raise SettingsError(f"--only: no dialogue's id contains {only!r}; ids: {ids}")
     settings = Settings()
-    files = labeling.open_model(settings.model.path)
+    files = labeling.open_base(settings)
     key = json.dumps(labeling.identity(files, settings, source.sha256))
     workdir = cache_dir() / "quickstart" / hashlib.sha256(key.encode()).hexdigest()[:16]
     meta = labeling.run(settings, workdir)

@@ -49,7 +49,7 @@ def label_first(settings, place):
     """Make the labels that no setting names, as launch/label.py would; return settings with them."""
     from bfm import finetune, labeling, tau
 
-    finetune.check(settings, finetune.open_base(settings))
+    finetune.check(settings, labeling.open_base(settings))
     print(f"no labels are given: making them first, in {place}", file=sys.stderr)
     labeling.run(settings, place)
     if settings.tau == "auto":

@@ -7,7 +7,6 @@ Each run has its own folder below --workdir, named by its overrides, and goes on
 finished one is not run again. Prints the last held-out measurements of all.
 """
 
-import argparse
 import json
 import runpy
 import subprocess
@@ -18,11 +17,7 @@ import _door
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+    parser = _door.Parser(__doc__)
     parser.add_argument("--config", required=True, help="a settings file with a list SWEEP")
     parser.add_argument("--workdir", required=True, type=Path)
     args, flags = parser.parse_known_args()

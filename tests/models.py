@@ -6,16 +6,10 @@ from pathlib import Path
 
 import numpy as np
 from safetensors.numpy import save_file
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from bfm import weights
+from bfm.arch import CONTROL, TEMPLATE, byte_bpe
 from bfm.model.config_hf import from_hf
-
-TEMPLATE = (
-    "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' + m['content'] + '<|im_end|>\n' }}"
-    "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
-)
-CONTROL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 
 # Widths and head counts all different, GQA of three, llama3 scaling with a short original length.
 LLAMA = {
@@ -101,19 +95,8 @@ GEMMA3 = _TINY | {
 FAMILIES = {"llama": LLAMA, "qwen3": QWEN3, "qwen3_5": QWEN35, "gemma3": GEMMA3}
 
 
-def byte_tokenizer() -> Tokenizer:
-    """A byte-level BPE without merges: 256 bytes and the control tokens of the template."""
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    vocab = {token: i for i, token in enumerate([*CONTROL, *alphabet])}
-    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[]))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens([AddedToken(t, special=True, normalized=False) for t in CONTROL])
-    return tokenizer
-
-
 def write_tokenizer(folder: Path, template: str = TEMPLATE) -> None:
-    byte_tokenizer().save(str(folder / "tokenizer.json"))
+    byte_bpe().save(str(folder / "tokenizer.json"))
     settings = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "bos_token": CONTROL[1],

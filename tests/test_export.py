@@ -30,7 +30,7 @@ SCALING = models.LLAMA["rope_scaling"] | {"original_max_position_embeddings": 81
 
 
 def add_tokenizer(writer) -> None:
-    """The tokenizer of `models.byte_tokenizer`, as llama.cpp's converter would write it."""
+    """The tokenizer of `bfm.arch.byte_bpe`, as llama.cpp's converter would write it."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("smollm")
@@ -115,7 +115,7 @@ def test_a_gguf_survives(tmp_path):
 def test_transformers_reads_the_tokenizer_as_it_is(tmp_path):
     """It rebuilds a GPT2Tokenizer, which SmolLM2 names, without the digits it splits."""
     folder, out = models.llama_folder(tmp_path / "in"), tmp_path / "out"
-    made = models.byte_tokenizer()
+    made = models.byte_bpe()
     made.pre_tokenizer = pre_tokenizers.Sequence(
         [pre_tokenizers.Digits(individual_digits=True),
          pre_tokenizers.ByteLevel(add_prefix_space=False)]

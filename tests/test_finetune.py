@@ -19,7 +19,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from bfm import finetune, labeling, lm, material
-from bfm.jsonl import DataError
+from bfm.jsonl import DataError, read_lines
 from bfm.model.decoder import decode
 from bfm.model.matmul import dot
 from bfm.settings import (
@@ -123,7 +123,7 @@ def finish(args: list[str], devices: int = 1) -> None:
 
 
 def read(workdir: Path) -> list[tuple]:
-    lines = finetune.read_lines(workdir / "metrics.jsonl")
+    lines = read_lines(workdir / "metrics.jsonl")
     return [(m["step"], m["loss"], m["grad_norm"], m["learning_rate"], m["tokens"]) for m in lines]
 
 
@@ -176,7 +176,7 @@ def test_a_whole_run(made, whole, monkeypatch, capfd):
     workdir = whole
     losses = [m[1] for m in read(workdir)]
     assert len(losses) == 30 and np.mean(losses[-10:]) < 0.8 * np.mean(losses[:3])
-    dev = finetune.read_lines(workdir / "dev.jsonl")
+    dev = read_lines(workdir / "dev.jsonl")
     assert [line["step"] for line in dev] == [0, 30]
     assert dev[-1]["n"] == dev[-1]["n_options"] == 4  # two groups of two
     for name in ("gate_f1", "gate_accuracy", "focus_f1", "accuracy_none", "accuracy_policy"):

@@ -121,7 +121,7 @@ def test_the_real_models_prompt(smollm2, smollm2_path):
     from transformers import PreTrainedTokenizerFast
 
     tokenizer = smollm2.scaffold.tokenizer
-    hf = PreTrainedTokenizerFast(tokenizer_object=models.byte_tokenizer())
+    hf = PreTrainedTokenizerFast(tokenizer_object=models.byte_bpe())
     hf.chat_template = tokenizer.template
     text = hf.apply_chat_template(
         [{"role": "user", "content": "Hi"}], add_generation_prompt=True, tokenize=False

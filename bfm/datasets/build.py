@@ -27,6 +27,7 @@ from bfm.datasets.common import Reading
 from bfm.datasets.raw import hashes, obtain
 from bfm.dialogue import to_json
 from bfm.jsonl import DataError, write_json
+from bfm.wheel import cache_dir
 
 # The one table of data sets: name -> the module that reads it.
 NAMES: dict[str, Any] = {
@@ -61,8 +62,6 @@ def prepare(
     """
     if name not in NAMES:
         raise DataError(f"data: {name!r} is unknown; known: {', '.join(NAMES)}")
-    from bfm.lm import cache_dir  # which takes seconds to import
-
     module = NAMES[name]
     root = Path(prepared_dir or cache_dir() / "prepared").expanduser()
     code = code_hash()

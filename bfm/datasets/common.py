@@ -5,15 +5,12 @@ from __future__ import annotations
 
 import csv
 import dataclasses
-import hashlib
 import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from bfm.dialogue import Example, Message, RecordError, parse_example
+from bfm.dialogue import Example, Message, RecordError, generator, parse_example
 from bfm.jsonl import DataError
 
 
@@ -48,9 +45,7 @@ def permutation(n: int, seed: int, key: str) -> tuple[int, ...]:
     >>> permutation(4, 0, "a") == permutation(4, 0, "a")
     True
     """
-    digest = hashlib.sha256(f"{seed}\0{key}".encode()).digest()
-    order = np.random.default_rng(int.from_bytes(digest[:16], "little")).permutation(n)
-    return tuple(int(i) for i in order)
+    return tuple(int(i) for i in generator(seed, key).permutation(n))
 
 
 def read_json(path: Path) -> Any:

@@ -14,6 +14,7 @@ from typing import Any
 
 from bfm.datasets.common import File, Missing, Reading
 from bfm.jsonl import DataError
+from bfm.wheel import cache_dir
 
 TIMEOUT_S = 30.0  # without a byte
 _BLOCK = 1 << 20  # bytes
@@ -21,8 +22,6 @@ _BLOCK = 1 << 20  # bytes
 
 def downloads() -> Path:
     """Return the folder in the user's cache that raw files are fetched into, laid out as a data_dir."""
-    from bfm.lm import cache_dir  # which takes seconds to import
-
     return cache_dir() / "raw"
 
 
