@@ -43,7 +43,8 @@ def measure(lm: LM, items: Sequence[Labelled], settings: Settings) -> dict:
     if settings.train.heads != "controller":
         found |= _reading(lm, items, groups, focus, decisions, settings)
     scores = ("accuracy_policy", "accuracy_silver", "focus_f1")
-    found["score"] = next((found[name][0] for name in scores if name in found), 0.0)
+    known = (found[name][0] for name in scores if name in found)
+    found["score"] = next((value for value in known if value is not None), 0.0)
     return found
 
 

@@ -17,11 +17,12 @@ def interval(
     *,
     seed: int = 0,
     resamples: int = RESAMPLES,
-) -> tuple[float, float, float]:
+) -> tuple[float | None, float | None, float | None]:
     """Return a statistic of all items with the 2.5th and 97.5th percentile of its bootstrap.
 
-    groups[i] is the group of item i; statistic takes an array of item indices (with repeats). nan
-    where it is undefined on everything; undefined resamples are left out.
+    groups[i] is the group of item i; statistic takes an array of item indices (with repeats) and gives
+    nan where it is undefined; such resamples are left out. None stands for what is not known: the
+    value where it is undefined, the percentiles of a single group.
     """
     names = sorted(set(groups))
     members = {name: [] for name in names}
@@ -29,14 +30,14 @@ def interval(
         members[name].append(i)
     parts = [np.asarray(members[name]) for name in names]
     value = float(statistic(np.arange(len(groups))))
+    if np.isnan(value) or len(parts) < 2:
+        return None if np.isnan(value) else value, None, None
     rng = np.random.default_rng(seed)
     drawn = []
     for _ in range(resamples):
         chosen = rng.integers(0, len(parts), len(parts))
         drawn.append(float(statistic(np.concatenate([parts[k] for k in chosen]))))
     drawn = [x for x in drawn if not np.isnan(x)]
-    if not drawn:
-        return value, float("nan"), float("nan")
     low, high = np.percentile(drawn, [2.5, 97.5])
     return value, float(low), float(high)
 
@@ -58,13 +59,16 @@ def mean(values: np.ndarray) -> Callable[[np.ndarray], float]:
 
 @dataclasses.dataclass(frozen=True)
 class Contrast:
-    """A paired difference with its interval. detectable: what 80 % power would find at 5 %."""
+    """A paired difference with its interval. detectable: what 80 % power would find at 5 %.
+
+    One group alone gives no interval and nothing to detect by: None, and p is 1.
+    """
 
     difference: float
-    low: float
-    high: float
+    low: float | None
+    high: float | None
     p: float
-    detectable: float
+    detectable: float | None
 
 
 def contrast(
@@ -74,13 +78,15 @@ def contrast(
     names, place = np.unique(np.asarray(groups), return_inverse=True)
     sums = np.bincount(place, a - b, len(names))
     counts = np.bincount(place, minlength=len(names))
+    mean = float(sums.sum() / counts.sum())
+    if len(names) < 2:
+        return Contrast(mean, None, None, 1.0, None)
     drawn = np.random.default_rng(seed).integers(0, len(names), (resamples, len(names)))
     means = sums[drawn].sum(1) / counts[drawn].sum(1)
     low, high = np.percentile(means, [2.5, 97.5])
     # The share of resamples on the far side of 0, never below what the resamples can tell.
     tail = min((means <= 0).mean(), (means >= 0).mean())
     p = min(1.0, max(2 * tail, 1 / resamples))
-    mean = float(sums.sum() / counts.sum())
     return Contrast(mean, float(low), float(high), float(p), float(2.8 * means.std()))
 
 

@@ -144,7 +144,10 @@ def open_tuned(path: str, field: str, base: ModelFiles) -> ModelFiles | None:
     """
     if not path:
         return None
-    tuned = open_model(path)
+    try:
+        tuned = open_model(path)
+    except ModelError as error:
+        raise ModelError(f"{field}: {str(error).removeprefix('model.path: ')}") from None
     ours, its = base.scaffold, tuned.scaffold
     if (ours.head, ours.tail, ours.end) != (its.head, its.tail, its.end):
         raise ModelError(f"{field}: {tuned.path}: another chat template than the base model's")

@@ -41,7 +41,7 @@ class Labelled:
     example: Example
     sal_q: tuple[float | None, ...]
     score: tuple[float | None, ...]
-    tau: float
+    tau: float | None  # None: not chosen yet
 
 
 def silver(labelled: Labelled, candidates: Sequence[int], max_focus: int) -> tuple[int, ...]:

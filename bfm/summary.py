@@ -88,11 +88,14 @@ def notes(results: Lines, table: Sequence[dict[str, Any]]) -> tuple[list[str], b
             [line["group"] for line in lines["none"]],
             column(lines["evidence"], "correct"), column(lines["none"], "correct"),
         )  # fmt: skip
-        if gap.difference < GAP or gap.low < GAP_LOW:
+        if gap.difference < GAP or gap.low is None or gap.low < GAP_LOW:
+            span = "one user, no interval"
+            if gap.low is not None:
+                span = f"{100 * gap.low:.1f} to {100 * gap.high:.1f}"
             found.append(
                 f"Uninformative for this model: labelled evidence beats no memory by "
-                f"{100 * gap.difference:.1f} points ({100 * gap.low:.1f} to {100 * gap.high:.1f}), "
-                f"less than {100 * GAP:.0f}."
+                f"{100 * gap.difference:.1f} points ({span}); it takes {100 * GAP:.0f}, and at least "
+                f"{100 * GAP_LOW:.0f} at the interval's lower end."
             )
     return found, valid
 

@@ -21,10 +21,11 @@ from bfm.curves import save
 from bfm.dialogue import evidence_turns
 from bfm.heads import prefilter
 from bfm.jsonl import whole, write_json
-from bfm.labeling import LABELS, open_base, open_tuned
+from bfm.labeling import LABELS, open_base, open_data, open_tuned
 from bfm.lm import LM
 from bfm.material import hold_out, read_material
 from bfm.policy import credit, read_turns
+from bfm.prompts import has_answer
 from bfm.rows import Labelled, silver
 from bfm.saliency import focus
 from bfm.settings import Settings, SettingsError
@@ -65,12 +66,7 @@ def choose(settings: Settings, workdir: Path) -> dict[str, Any]:
         label=dataclasses.replace(settings.label, source="sal_a"),
     )  # fmt: skip
     items, _ = read_material(known, files, collections.Counter())
-    dev = [item for item in hold_out(items, settings)[1] if item.example.answer_index >= 0]
-    if not dev:
-        raise SettingsError(
-            "tau: 'auto' needs held-out examples with options (train.dev is their share of the "
-            "groups); give a number"
-        )
+    dev = held_out(items, settings)
     reader = open_tuned(settings.label.from_checkpoint, "label.from_checkpoint", files)
     lm = (reader or files).load(settings.model.dtype)
     curve = score(ladders(lm, dev, settings))
@@ -80,6 +76,24 @@ def choose(settings: Settings, workdir: Path) -> dict[str, Any]:
     draw(choice, workdir / "tau.png")
     write_json(workdir / CHOICE, choice)  # last: its presence says that all is done
     return choice
+
+
+def check(settings: Settings) -> None:
+    """Raise SettingsError where the data hold nothing to choose on: before anything is scored."""
+    source, form = open_data(settings), settings.label.answer
+    examples = (source[i] for i in range(len(source)))
+    held_out([Labelled(e, (), (), None) for e in examples if has_answer(e, form)], settings)
+
+
+def held_out(items: Sequence[Labelled], settings: Settings) -> list[Labelled]:
+    """Return the held-out items whose reader's accuracy is known. Raises SettingsError without any."""
+    dev = [item for item in hold_out(items, settings)[1] if item.example.answer_index >= 0]
+    if not dev:
+        raise SettingsError(
+            "tau: 'auto' needs held-out examples with options (train.dev is their share of the "
+            "groups); give a number"
+        )
+    return dev
 
 
 def ladders(lm: LM, dev: Sequence[Labelled], settings: Settings) -> list[Ladder]:

@@ -25,13 +25,13 @@ def show(found) -> None:
     from rich.table import Table
 
     table = Table(box=box.SIMPLE_HEAD)
-    for name in ("method", "accuracy", "95 %", "log p", "tokens", "turns", "evidence recall"):
+    for name in ("method", "accuracy, 95 %", "log p", "tokens", "turns", "evidence recall"):
         table.add_column(name, justify="left" if name == "method" else "right")
     for row in found["rows"]:
         logp = "" if row["logp"] is None else f"{row['logp']:.3f}"
         recall = "" if row["recall"] is None else f"{row['recall']:.2f}"
         table.add_row(
-            row["method"], f"{row['accuracy']:.3f}", f"{row['low']:.3f} .. {row['high']:.3f}", logp,
+            row["method"], _door.with_interval(row["accuracy"], row["low"], row["high"]), logp,
             f"{row['tokens']:.0f}", f"{row['turns']:.1f}", recall,
         )  # fmt: skip
     Console().print(table)

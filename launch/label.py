@@ -11,8 +11,10 @@ import _door
 
 
 def main(settings, workdir) -> None:
-    from bfm import labeling
+    from bfm import labeling, tau
 
+    if settings.tau == "auto":
+        tau.check(settings)
     if settings.label.rounds:
         from bfm import rounds
 
@@ -31,8 +33,6 @@ def main(settings, workdir) -> None:
         share = f"{kept} of {labelled} ({kept / labelled:.0%})" if labelled else "none labelled"
         print(f"shortlist of {settings.shortlist} turns: evidence turns kept: {share}")
     if settings.tau == "auto":
-        from bfm import tau
-
         choice = tau.choose(settings, workdir)
         best = max(row["accuracy"] for row in choice["curve"])
         print(

@@ -50,6 +50,8 @@ def label_first(settings, place):
     from bfm import finetune, labeling, tau
 
     finetune.check(settings, labeling.open_base(settings))
+    if settings.tau == "auto":
+        tau.check(settings)
     print(f"no labels are given: making them first, in {place}", file=sys.stderr)
     labeling.run(settings, place)
     if settings.tau == "auto":
@@ -76,9 +78,7 @@ def show(found) -> None:
         table.add_column(column)
     for name, value in after.items():
         if isinstance(value, list):
-            cells = (
-                f"{v:.3f}  ({low:.3f} .. {high:.3f})" for v, low, high in (before[name], value)
-            )
+            cells = (_door.with_interval(*found) for found in (before[name], value))
             table.add_row(name.replace("_", " "), *cells)
     Console().print(table)
 

@@ -148,6 +148,10 @@ def test_statistics_by_hand():
     groups = ["a", "a", "b", "c"]
     value, low, high = interval(groups, mean(np.array([1.0, 1.0, 0.0, 0.0])))
     assert value == 0.5 and low == 0.0 and high == 1.0
+    assert interval(["a", "a"], mean(np.array([1.0, 0.0]))) == (0.5, None, None)
+    assert interval(groups, lambda index: float("nan")) == (None, None, None)
+    alone = contrast(["a", "a"], np.ones(2), np.zeros(2))
+    assert (alone.difference, alone.low, alone.p) == (1.0, None, 1.0)
     hits, found, wanted = (np.array(x) for x in ([1, 0], [2, 0], [1, 1]))
     assert f1(hits, found, wanted)(np.array([0, 1])) == pytest.approx(2 / 4)
     many = [f"u{i}" for i in range(200)]

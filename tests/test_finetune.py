@@ -181,7 +181,7 @@ def test_a_whole_run(made, whole, monkeypatch, capfd):
     assert dev[-1]["n"] == dev[-1]["n_options"] == 4  # two groups of two
     for name in ("gate_f1", "gate_accuracy", "focus_f1", "accuracy_none", "accuracy_policy"):
         value, low, high = dev[-1][name]
-        assert np.isnan(value) or 0 <= low <= value <= high <= 1
+        assert value is None or 0 <= low <= value <= high <= 1
     assert (workdir / "curves.png").stat().st_size > 5000
     policy = lm.load(str(workdir / "export"))
     base = lm.open_model("", "tiny", 0).load()

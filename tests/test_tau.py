@@ -51,8 +51,7 @@ def test_auto_chooses_and_writes_labels_whole(made, tmp_path):  # noqa: F811
     assert (tmp_path / "w" / "labels.jsonl").read_bytes() == before
     with pytest.raises(SettingsError, match="needs held-out examples"):
         none = dataclasses.replace(auto, train=dataclasses.replace(auto.train, dev=0.0))
-        labeling.run(none, tmp_path / "none")
-        tau.choose(none, tmp_path / "none")
+        tau.check(none)
 
 
 def test_a_judge_scores_answers_and_the_base_questions(made, tmp_path):  # noqa: F811
