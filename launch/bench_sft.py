@@ -55,7 +55,8 @@ def main(settings, workdir) -> None:
     ]
     write_json(workdir / "bench_sft.json", figures)
     table(
-        figures, f"{settings.model.path} {settings.model.dtype}, {len(rows)} rows, {tokens} tokens"
+        figures,
+        f"{settings.model.path or settings.model.arch} {settings.model.dtype}, {len(rows)} rows, {tokens} tokens",
     )
 
 
