@@ -105,7 +105,7 @@ class Grammar:
         for gate, word in self._words():
             if ids[: len(word)] == word:
                 for focus, rest in self._lists(ids[len(word) :], gate):
-                    if rest == (self.end,):
+                    if rest == (self.end,) and rest in self._pieces(focus, gate):
                         return Action(gate, focus)
         raise ActionError(f"{list(ids)} is no action")
 

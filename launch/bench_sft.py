@@ -54,10 +54,8 @@ def main(settings, workdir) -> None:
         figure("compiling", compiling - best, "s"),
     ]
     write_json(workdir / "bench_sft.json", figures)
-    table(
-        figures,
-        f"{settings.model.path or settings.model.arch} {settings.model.dtype}, {len(rows)} rows, {tokens} tokens",
-    )
+    model = settings.model.path or settings.model.arch
+    table(figures, f"{model} {settings.model.dtype}, {len(rows)} rows, {tokens} tokens")
 
 
 def draw_rows(scaffold, n: int, limit: int):

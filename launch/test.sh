@@ -67,6 +67,7 @@ run_pytest() {
 
 ensure_venv "$venv" || exit
 if $all; then
+  export CI=true # hypothesis then draws the same examples on every run
   step 'ruff check' "$venv/bin/python" -m ruff check .
   step 'ruff format' "$venv/bin/python" -m ruff format --check .
   step 'torch for the parity tests' _locked "$venv" install_parity

@@ -4,7 +4,7 @@
 import itertools
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from bfm import arch
@@ -58,6 +58,9 @@ def test_what_contradicts_cannot_be_written(action):
 
 @settings(deadline=None, max_examples=60)
 @given(st.text(alphabet="readno 123,", max_size=12))
+@example("read")  # the gate opens on nothing
+@example("none 1")
+@example("read 1,")
 def test_nothing_else_is_an_action(text):
     g = grammar(12)
     ids = (*BYTES.encode(text), END)
