@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Decoding from a prompt, token by token, among the ids that a caller allows.
+"""Decoding from a prompt: among the ids that a caller allows (`write`), or freely (`reply`).
 
 The prompt's state is computed once; what is written goes into a state of fixed size, so one compiled
 step serves every token. Shapes: B rows, T prompt tokens, S slots for new tokens, C candidates.
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -18,6 +18,7 @@ import numpy as np
 from bfm.batching import bucket, pad, plan
 from bfm.likelihood import token_logprobs
 from bfm.model.decoder import Decoder, decode
+from bfm.model.matmul import dot
 from bfm.model.state import State
 
 
@@ -107,18 +108,107 @@ def _prefill(model, tokens_BT, length_B, slots: int) -> tuple[State, State]:
 @functools.partial(jax.jit, donate_argnames="made")
 def _step(model, prompt, made, token_B, position_B, active_B, slot, target_B1C):
     """Feed one token a row and return log p [B, C] of the candidates for the next, and the state."""
+    x_B1D, made = _feed(model, prompt, made, token_B, position_B, active_B, slot)
+    return token_logprobs(x_B1D, model.unembed_VD, target_B1C)[:, 0], made
+
+
+def _feed(model, prompt, made, token_B, position_B, active_B, slot) -> tuple[jax.Array, State]:
+    """Run one token a row after prompt and `made`; put what it leaves into the slot."""
     x_B1D, new = decode(
         model, token_B[:, None], position_B[:, None], active_B[:, None], (prompt, made)
     )
-    logp_BC = token_logprobs(x_B1D, model.unembed_VD, target_B1C)[:, 0]
 
     def put(held: jax.Array | None, one: jax.Array | None, axis: int) -> jax.Array | None:
         if held is None:
             return None
         return jax.lax.dynamic_update_slice_in_dim(held, one.astype(held.dtype), slot, axis)
 
-    made = State(
+    return x_B1D, State(
         put(made.k_LbKPh, new.k_LbKPh, 3), put(made.v_LbKPh, new.v_LbKPh, 3),
         put(made.position_bP, new.position_bP, 1), new.inputs_LbWC, new.state_LbKgdv,
     )  # fmt: skip
-    return logp_BC, made
+
+
+# --- free replies ------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class Reply:
+    """What was written after one prompt; ended: by a stop token (not part of ids), not by the limit."""
+
+    ids: tuple[int, ...]
+    ended: bool
+
+
+def reply(
+    model: Decoder,
+    prompts: Sequence[Sequence[int]],
+    stop: Collection[int],
+    max_tokens: int,
+    *,
+    temperature: float = 0.0,
+    seeds: Sequence[int] = (),
+    batch_size: int = 32,
+    token_budget: int = 8192,
+) -> list[Reply]:
+    """Continue each prompt until a stop token, or for `max_tokens`; one program a shape does it all.
+
+    temperature 0 is greedy, ties to the lower id. Above it, row i draws from softmax(logits /
+    temperature) with noise from seeds[i] (default 0) alone, whatever its neighbours in the batch.
+    """
+    seeds = list(seeds) or [0] * len(prompts)
+    stop_S = np.array(sorted(stop), np.int32)
+    done: list[Reply | None] = [None] * len(prompts)
+    for batch in plan([len(p) for p in prompts], batch_size, token_budget):
+        rows = [prompts[i] for i in batch.rows]
+        tokens, lengths = pad([p[:-1] for p in rows], batch.height, batch.width)
+        prompt, made = _prefill(model, tokens, lengths, slots=bucket(max_tokens))
+        token, seed = (np.zeros(batch.height, np.int32) for _ in range(2))
+        token[: len(rows)] = [p[-1] for p in rows]
+        seed[: len(rows)] = [seeds[i] & 0x7FFFFFFF for i in batch.rows]
+        live = np.arange(batch.height) < len(rows)
+        ids_BS, count_B, ended_B = map(np.asarray, _continue(
+            model, prompt, made, token, lengths, live, seed, stop_S,
+            np.int32(max_tokens), np.float32(temperature), greedy=temperature == 0.0,
+        ))  # fmt: skip
+        for row, i in enumerate(batch.rows):
+            own = tuple(int(x) for x in ids_BS[row, : count_B[row]])
+            done[i] = Reply(own, bool(ended_B[row]))
+    return done
+
+
+@functools.partial(jax.jit, static_argnames="greedy")
+def _continue(
+    model, prompt, made, token_B, length_B, live_B, seed_B, stop_S, limit, temperature, greedy
+):
+    """Return ids [B, S], how many of them each row wrote, and which rows met a stop token."""
+    slots = made.position_bP.shape[1]
+    keys_B = jax.vmap(jax.random.key)(seed_B)
+
+    def wanted(carry):
+        return (carry[0] < limit) & carry[3].any()
+
+    def one(carry):
+        t, made, token_B, live_B, ids_BS, count_B, ended_B = carry
+        x_B1D, made = _feed(model, prompt, made, token_B, length_B + t, live_B.astype(jnp.int32), t)
+        logits_BV = dot(x_B1D[:, 0], model.unembed_VD.T)
+        if not greedy:
+            noise_BV = jax.vmap(
+                lambda key: jax.random.gumbel(jax.random.fold_in(key, t), logits_BV.shape[1:])
+            )(keys_B)
+            logits_BV = logits_BV / temperature + noise_BV
+        token_B = jnp.argmax(logits_BV, axis=-1).astype(jnp.int32)
+        stopped_B = live_B & (token_B[:, None] == stop_S).any(-1)
+        live_B = live_B & ~stopped_B
+        ids_BS = jax.lax.dynamic_update_slice_in_dim(
+            ids_BS, jnp.where(live_B, token_B, 0)[:, None], t, 1
+        )
+        return t + 1, made, token_B, live_B, ids_BS, count_B + live_B, ended_B | stopped_B
+
+    B = token_B.shape[0]
+    start = (
+        jnp.int32(0), made, token_B, live_B, jnp.zeros((B, slots), jnp.int32),
+        jnp.zeros(B, jnp.int32), jnp.zeros(B, bool),
+    )  # fmt: skip
+    *_, ids_BS, count_B, ended_B = jax.lax.while_loop(wanted, one, start)
+    return ids_BS, count_B, ended_B

@@ -162,8 +162,7 @@ class Tokenizer:
         """
         chat = [{"role": "user", "content": _USER}, {"role": "assistant", "content": _REPLY}]
         before, after = self._cut(self.render(chat[:1], add_generation_prompt=True), _USER)
-        if after.rstrip().endswith("<think>"):
-            after = after.rstrip() + "\n\n</think>\n\n"
+        after = _closed(after)
         head = self.encode_template(before)
         if tuple(head[: len(self.bos_ids)]) != self.bos_ids:
             head = [*self.bos_ids, *head]
@@ -176,6 +175,24 @@ class Tokenizer:
                 "tokenizer_config.json"
             )
         return ChatFrame(tuple(head), tuple(self.encode_template(after)), end)
+
+    def chat(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
+        """Return a whole conversation {"role", "content"} as ids, ready for the assistant's reply.
+
+        The template is rendered around sentinels; the messages' texts are encoded as data, so nothing
+        in them is a control token. A thinking block is closed as in `scaffold`.
+
+        Raises:
+          TokenizerError: no template, or one that drops, repeats or reorders these roles.
+        """
+        marks = [f"bfmText{i:05d}x" for i in range(len(messages))]
+        shown = [{"role": m["role"], "content": s} for m, s in zip(messages, marks, strict=True)]
+        rest, ids = self.render(shown, add_generation_prompt=True), []
+        for message, mark in zip(messages, marks, strict=True):
+            before, rest = self._cut(rest, mark)
+            ids += [*self.encode_template(before), *self.encode(message["content"])]
+        ids += self.encode_template(_closed(rest))
+        return ids if tuple(ids[: len(self.bos_ids)]) == self.bos_ids else [*self.bos_ids, *ids]
 
     def _cut(self, text: str, sentinel: str) -> list[str]:
         parts = text.split(sentinel)
@@ -266,6 +283,13 @@ def from_spec(
 
 
 # --- the chat template -------------------------------------------------------------------------
+
+
+def _closed(header: str) -> str:
+    """Close the thinking block that a generation header leaves open, empty."""
+    if header.rstrip().endswith("<think>"):
+        return header.rstrip() + "\n\n</think>\n\n"
+    return header
 
 
 class _Generation(jinja2.ext.Extension):
