@@ -13,7 +13,7 @@ Importing the package touches no device, no network and no file.
 from typing import Any
 
 __version__ = "0.1.0"
-_PLACES = {"load": "bfm.lm", "score": "bfm.labels"}
+_PLACES = {"load": "bfm.lm", "score": "bfm.labels", "BayesFactorMemory": "bfm.memory"}
 
 
 def __getattr__(name: str) -> Any:

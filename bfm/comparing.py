@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from bfm import report, summary
-from bfm.dialogue import Example, RecordError, evidence_turns, turns_of
-from bfm.evaluation import Models, evaluate, parse_methods
+from bfm.choosing import CONTROLS, TUNED, Models, parse_methods
+from bfm.dialogue import Example, RecordError, evidence_turns, group_of, turns_of
+from bfm.evaluation import evaluate
 from bfm.heads import controller_prompt, reader_room
 from bfm.jsonl import read_lines, whole, write_json
 from bfm.labeling import (
@@ -27,42 +28,59 @@ from bfm.lm import ModelFiles, code_hash
 from bfm.progress import Meter
 from bfm.prompts import PromptError
 from bfm.saliency import Scorer
-from bfm.settings import Settings, SettingsError
+from bfm.settings import Settings, SettingsError, numbers
+from bfm.tokenizer import TokenizerError
 
-RESULTS, SALIENCY, IDENTITY, SUMMARY = (
-    "results.jsonl", "saliency.jsonl", "eval.meta.json", "summary.json",
+RESULTS, SALIENCY, IDENTITY, SUMMARY, TUNED_K = (
+    "results.jsonl", "saliency.jsonl", "eval.meta.json", "summary.json", "tuned.json",
 )  # fmt: skip
 GROUP = 8  # examples that are worked on together
 SHOWN = 50  # examples in the browsable part of the report
 
 
-def run(settings: Settings, workdir: Path) -> dict[str, Any]:
+def run(settings: Settings, workdir: Path, command: str = "") -> dict[str, Any]:
     """Evaluate `methods` on a data set into `workdir`; return what stands in summary.json.
 
-    Raises SettingsError, DataError, ModelError or WorkdirError before any work.
+    command: what a person typed, for the report. Raises SettingsError, DataError, ModelError or
+    WorkdirError before any work.
     """
     methods = parse_methods(settings.methods)
     pairs = parse_contrasts(settings.eval.contrasts, methods)
+    if "sal_a" in methods and settings.threshold is None:
+        raise SettingsError("tau: the method sal_a needs a number here, not 'auto'")
     files = open_base(settings)
-    policy = open_tuned(settings.policy, "policy", files)
-    source = open_data(settings, lambda example: _check(example, files, settings))
+    tuned = _open_tuned(settings, methods, files)
+    _check_thinking(settings, files)
+    check = lambda example: _check(example, files, settings)  # noqa: E731
+    source = open_data(settings, check)
+    others = other_users([group_of(source[i]) for i in range(len(source))])
+    if "other" in methods and others is None:
+        raise SettingsError(
+            "methods: 'other' reads another user's history, but there is one user only"
+        )
+    dev = _dev(settings, source, check)
     identity = {
         **files.identity(settings.model.dtype), "data": source.sha256, "code": code_hash(),
-        "policy": policy.source.sha256() if policy else "", "methods": list(methods),
+        "models": {name: one.source.sha256() if one else "" for name, one in tuned.items()},
+        "dev": dev.sha256 if dev else "", "methods": list(methods),
         "settings": {
             name: getattr(settings, name)
             for name in ("seed", "unit", "context_turns", "prefilter_k", "max_focus", "split")
         } | dataclasses.asdict(settings.eval) | {
-            "answer": settings.label.answer, "norm": settings.label.norm,
+            "answer_form": settings.label.answer, "norm": settings.label.norm, "tau": settings.tau,
             "tokens": settings.train.tokens, "gate": settings.train.gate,
         },
     }  # fmt: skip
-    identity["settings"].pop("contrasts")
-    done = _resume(workdir, identity, len(methods), len(source))
+    for name in ("contrasts", "reader", "readers"):  # the models' hashes stand for these
+        del identity["settings"][name]
+    done = _resume(workdir, identity, source, methods)
+    work = _Work(settings, files, tuned, methods)
+    ks = work.tune(dev, workdir) if dev else {}
     if done < len(source):
-        _work(settings, files, policy, source, methods, workdir, done)
+        work.run(source, others, ks, workdir, done)
     results = read_lines(workdir / RESULTS)
-    sal_q = [line["sal_q"] for line in read_lines(workdir / SALIENCY)]
+    saliency = read_lines(workdir / SALIENCY)
+    sal_q, sal_a = ([line[name] for line in saliency] for name in ("sal_q", "sal_a"))
     evidence = [evidence_turns(source[i], settings.unit) for i in range(len(source))]
     name = settings.data
     if name.startswith("jsonl:"):  # a table names the file, not the folders of one machine
@@ -71,31 +89,97 @@ def run(settings: Settings, workdir: Path) -> dict[str, Any]:
     notes, valid = summary.notes(results, table)
     found = {
         "identity": identity, "data": name, "split": settings.split, "n": len(source),
-        "valid": valid, "notes": notes, "rows": table,
+        "valid": valid, "notes": notes, "rows": table, "command": command, "k": ks,
         "contrasts": summary.contrasts(results, pairs),
-        "diagnosis": summary.diagnosis(results, sal_q, evidence, settings.prefilter_k),
+        "diagnosis": summary.diagnosis(results, sal_q, sal_a, evidence, settings.prefilter_k),
     }  # fmt: skip
     write_json(workdir / SUMMARY, found)
+    lines = summary.by_example(results)
     shown = [
-        example_page(
-            source[i], sal_q[i], results[i * len(methods) : (i + 1) * len(methods)], settings
-        )
+        example_page(source[i], sal_q[i], sal_a[i], lines[source[i].question.id], settings)
         for i in range(min(SHOWN, len(source)))
     ]
     report.write(workdir, found, results, shown)
     return found
 
 
+def other_users(groups: Sequence[str]) -> list[int] | None:
+    """Return for each example the next one, cyclically, of another group; None where there is no other.
+
+    >>> other_users(["a", "a", "b"])
+    [2, 2, 0]
+    """
+    n, found, ahead = len(groups), [0] * len(groups), None
+    if len(set(groups)) < 2:
+        return None
+    for i in range(2 * n - 1, -1, -1):  # twice around: the end learns from the beginning
+        if groups[i % n] != groups[(i + 1) % n]:
+            ahead = (i + 1) % n
+        if i < n:
+            found[i] = ahead
+    return found
+
+
+def _open_tuned(settings: Settings, methods, files: ModelFiles) -> dict[str, ModelFiles | None]:
+    """Open the policy, the shared reader and the readers of single methods, by name."""
+    policy = open_tuned(settings.policy, "policy", files)
+    match settings.eval.reader:
+        case "policy":
+            reader = policy
+        case "base":
+            reader = None
+        case path:
+            reader = open_tuned(path, "eval.reader", files)
+    tuned = {"policy": policy, "reader": reader}
+    for part in filter(None, (p.strip() for p in settings.eval.readers.split(","))):
+        method, _, path = part.partition("=")
+        if method not in methods or method in CONTROLS or not path or f"of {method}" in tuned:
+            raise SettingsError(
+                f"eval.readers: {part!r} is not METHOD=EXPORT of one of the methods"
+            )
+        tuned[f"of {method}"] = open_tuned(path, f"eval.readers: {method}", files)
+    return tuned
+
+
+def _check_thinking(settings: Settings, files: ModelFiles) -> None:
+    if settings.eval.thinking:
+        try:
+            files.scaffold.tokenizer.thinking()
+        except TokenizerError as error:
+            raise SettingsError(str(error)) from None
+
+
+def _dev(settings: Settings, source, check):
+    """Open the split that k is tuned on, apart from what is evaluated."""
+    if not settings.eval.tune:
+        if settings.eval.tune_split:
+            raise SettingsError("eval.tune: give the values to compare, such as 1,3,5,10")
+        return None
+    numbers(settings.eval.tune, "eval.tune")
+    if not settings.eval.tune_split or settings.eval.tune_split == settings.split:
+        raise SettingsError("eval.tune_split: name a split apart from the one that is evaluated")
+    dev = open_data(dataclasses.replace(settings, split=settings.eval.tune_split), check)
+    here = {group_of(source[i]) for i in range(len(source))}
+    if shared := sorted(here & {group_of(dev[i]) for i in range(len(dev))}):
+        raise SettingsError(
+            f"eval.tune_split: {settings.eval.tune_split!r} shares {len(shared)} users with what is "
+            f"evaluated, such as {shared[0]!r}"
+        )
+    return dev
+
+
 def _check(example: Example, files: ModelFiles, settings: Settings) -> None:
-    if example.answer_index < 0:
-        raise RecordError("options", "missing, or none of them right: only choices are compared")
+    if example.question.options and example.answer_index < 0:
+        raise RecordError("answer_index", "missing, or no option: an answer cannot be graded")
+    if not example.question.options and not example.answer:
+        raise RecordError("answer", "missing: a free answer cannot be graded")
     render(example, files.scaffold, files.config.window, settings)
     question, turns = example.question, turns_of(example.question.messages, settings.unit)
     try:
         controller_prompt(files.scaffold, question, turns, [None] * len(turns), settings)
     except PromptError as error:
         raise RecordError(*str(error).split(": ", 1)) from None
-    if (room := reader_room(files.scaffold, question, settings)) < 0:
+    if (room := reader_room(files.scaffold, question, settings, settings.eval.max_tokens)) < 0:
         raise RecordError("query", f"question and options take {-room} tokens over train.tokens")
 
 
@@ -115,41 +199,112 @@ def parse_contrasts(text: str, methods: Sequence[str]) -> list[tuple[str, str]]:
     return pairs
 
 
-def _work(settings, files, policy, source, methods, workdir: Path, done: int) -> None:
-    base = files.load(settings.model.dtype)
-    tuned = policy.load(settings.model.dtype) if policy else None
-    reader = tuned if tuned and settings.eval.reader == "policy" else base
-    size = settings.batch_size
-    base_scorer = Scorer(base.decoder, base.scaffold.head, batch_size=size)
-    reader_scorer = base_scorer
-    if reader is not base:
-        reader_scorer = Scorer(reader.decoder, base.scaffold.head, batch_size=size)
-    encoder = None
-    if any(method.startswith("embedding") for method in methods):
-        from bfm import embed
+class _Work:
+    """The models of a run, loaded when the first example needs them."""
 
-        encoder = embed.load()
-    models = Models(base, base_scorer, reader, reader_scorer, tuned, encoder)
-    with (
-        open(workdir / RESULTS, "a", encoding="utf-8", newline="\n") as results,
-        open(workdir / SALIENCY, "a", encoding="utf-8", newline="\n") as saliency,
-        Meter("evaluating", len(source), "examples") as meter,
-    ):
-        meter.skip(done)
-        for start in range(done, len(source), GROUP):
-            examples = [source[i] for i in range(start, min(start + GROUP, len(source)))]
-            lines, sal_q = evaluate(examples, methods, models, settings)
-            for example, scores in zip(examples, sal_q, strict=True):
-                line = {"id": example.question.id, "sal_q": [round(s, 5) for s in scores]}
-                saliency.write(json.dumps(line, ensure_ascii=False) + "\n")
-            saliency.flush()
-            text = (json.dumps(line, ensure_ascii=False) for own in lines for line in own)
-            results.write("".join(line + "\n" for line in text))
-            results.flush()
-            meter.add(len(examples))
+    def __init__(self, settings: Settings, files: ModelFiles, tuned, methods: Sequence[str]):
+        self.settings, self.files, self.tuned, self.methods = settings, files, tuned, methods
+        self._models: Models | None = None
+
+    @property
+    def models(self) -> Models:
+        if self._models is None:
+            self._models = self._load()
+        return self._models
+
+    def _load(self) -> Models:
+        settings, dtype = self.settings, self.settings.model.dtype
+        loaded: dict[str, tuple] = {}
+
+        def load(files: ModelFiles) -> tuple:
+            key = files.source.sha256()
+            if key not in loaded:
+                lm = files.load(dtype)
+                scorer = Scorer(lm.decoder, lm.scaffold.head, batch_size=settings.batch_size)
+                loaded[key] = lm, scorer
+            return loaded[key]
+
+        base = load(self.files)
+        encoder = None
+        if any(method.startswith("embedding") for method in self.methods):
+            from bfm import embed
+
+            encoder = embed.load()
+        policy, reader = self.tuned["policy"], self.tuned["reader"]
+        own = {name.removeprefix("of "): load(one) for name, one in self.tuned.items()
+               if name.startswith("of ")}  # fmt: skip
+        return Models(
+            *base, *(load(reader) if reader else base), load(policy)[0] if policy else None,
+            encoder, own,
+        )  # fmt: skip
+
+    def tune(self, dev, workdir: Path) -> dict[str, int]:
+        """Return each selector's k: best on dev by accuracy, then by log p, then the smaller one."""
+        place, settings = workdir / TUNED_K, self.settings
+        if place.exists():
+            return json.loads(place.read_text("utf-8"))["k"]
+        methods = [method for method in self.methods if method in TUNED]
+        examples, curve = [dev[i] for i in range(len(dev))], []
+        values = numbers(settings.eval.tune, "eval.tune")
+        without = dataclasses.replace(
+            settings, eval=dataclasses.replace(settings.eval, sal_a=False)
+        )
+        with Meter("tuning k", len(values) * len(examples), "examples") as meter:
+            for k in values:
+                lines = []
+                for start in range(0, len(examples), GROUP):
+                    part = examples[start : start + GROUP]
+                    none = [()] * len(part)
+                    ks = dict.fromkeys(methods, k)
+                    lines += evaluate(part, none, methods, self.models, without, ks).lines
+                    meter.add(len(part))
+                curve += [
+                    {
+                        "k": k,
+                        **{name: row[name] for name in ("method", "accuracy", "logp", "tokens")},
+                    }
+                    for row in summary.rows([line for own in lines for line in own], "")
+                    if not row["control"]
+                ]
+        best = lambda row: (row["accuracy"], row["logp"] or 0.0, -row["k"])  # noqa: E731
+        ks = {m: max((r for r in curve if r["method"] == m), key=best)["k"] for m in methods}
+        write_json(place, {"k": ks, "split": settings.eval.tune_split, "curve": curve})
+        return ks
+
+    def run(self, source, others, ks, workdir: Path, done: int) -> None:
+        """Evaluate the examples from `done` on, a group at a time."""
+        settings = self.settings
+        with (
+            open(workdir / RESULTS, "a", encoding="utf-8", newline="\n") as results,
+            open(workdir / SALIENCY, "a", encoding="utf-8", newline="\n") as saliency,
+            Meter("evaluating", len(source), "examples") as meter,
+        ):
+            meter.skip(done)
+            for start in range(done, len(source), GROUP):
+                places = range(start, min(start + GROUP, len(source)))
+                examples = [source[i] for i in places]
+                histories = [
+                    turns_of(source[others[i]].question.messages, settings.unit)
+                    if "other" in self.methods else () for i in places
+                ]  # fmt: skip
+                found = evaluate(examples, histories, self.methods, self.models, settings, ks)
+                for example, q, a in zip(examples, found.sal_q, found.sal_a, strict=True):
+                    line = {"id": example.question.id, "sal_q": _rounded(q), "sal_a": _rounded(a)}
+                    saliency.write(json.dumps(line, ensure_ascii=False) + "\n")
+                saliency.flush()
+                text = (json.dumps(line, ensure_ascii=False) for own in found.lines for line in own)
+                results.write("".join(line + "\n" for line in text))
+                results.flush()
+                meter.add(len(examples))
 
 
-def _resume(workdir: Path, identity: dict, n_methods: int, n: int) -> int:
+def _rounded(values: Sequence[float | None] | None) -> list[float | None] | None:
+    if values is None:
+        return None
+    return [None if value is None else round(value, 5) for value in values]
+
+
+def _resume(workdir: Path, identity: dict, source, methods: Sequence[str]) -> int:
     """Prepare the workdir; return how many examples are done, in whole groups."""
     make_workdir(workdir)
     meta = workdir / IDENTITY
@@ -161,16 +316,21 @@ def _resume(workdir: Path, identity: dict, n_methods: int, n: int) -> int:
         write_json(meta, identity)
         return 0
     check_identity(workdir, "results", json.loads(meta.read_text("utf-8")), identity)
-    done = min(len(read_lines(workdir / RESULTS)) // n_methods, len(read_lines(workdir / SALIENCY)))
-    done = done if done == n else done // GROUP * GROUP
-    for name, lines in ((RESULTS, done * n_methods), (SALIENCY, done)):
-        kept = read_lines(workdir / name)[:lines]
+    results, saliency = read_lines(workdir / RESULTS), read_lines(workdir / SALIENCY)
+    controls = sum(method in CONTROLS for method in methods)
+    ends = [0]  # lines up to each example; the controls answer from options alone
+    while len(ends) <= min(len(source), len(saliency)):
+        options = source[len(ends) - 1].question.options
+        ends.append(ends[-1] + len(methods) - (0 if options else controls))
+    done = max(i for i, end in enumerate(ends) if end <= len(results))
+    done = done if done == len(source) else done // GROUP * GROUP
+    for name, lines in ((RESULTS, results[: ends[done]]), (SALIENCY, saliency[:done])):
         with whole(workdir / name) as file:
-            file.writelines(json.dumps(line, ensure_ascii=False) + "\n" for line in kept)
+            file.writelines(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
     return done
 
 
-def example_page(example: Example, sal_q, lines, settings: Settings) -> dict[str, Any]:
+def example_page(example: Example, sal_q, sal_a, lines, settings: Settings) -> dict[str, Any]:
     """Return what the report shows of one example."""
     question, evidence = example.question, set(evidence_turns(example, settings.unit))
     turns = turns_of(question.messages, settings.unit)
@@ -183,7 +343,7 @@ def example_page(example: Example, sal_q, lines, settings: Settings) -> dict[str
                     f"{m.name or m.role.capitalize()}: {m.content}" for m in turn.messages
                 ),
                 "time": turn.messages[0].time, "evidence": turn.index in evidence,
-                "sal_q": sal_q[turn.index], "sal_a": None,
+                "sal_q": sal_q[turn.index], "sal_a": sal_a[turn.index] if sal_a else None,
             }
             for turn in turns
         ],

@@ -12,7 +12,6 @@ from bfm.dialogue import group_of, turns_of
 from bfm.heads import controller_prompt, prefilter
 from bfm.intervals import f1, interval, mean
 from bfm.lm import LM
-from bfm.material import unlabelled_evidence
 from bfm.policy import Decision, credit, decide, read_turns
 from bfm.rows import Labelled, silver
 from bfm.settings import Settings
@@ -22,8 +21,9 @@ def measure(lm: LM, items: Sequence[Labelled], settings: Settings) -> dict:
     """Return name -> [value, low, high] (95 % by group) and `score`, which checkpoints are kept by.
 
     gate_f1, focus_f1: the controller against the silver focus within its candidates. accuracy_none,
-    accuracy_silver, accuracy_policy: the reader with no memory, with the silver focus, with what the
-    controller chose; logp_*: log posterior of the right option, nats. Examples without options have no
+    accuracy_silver (or another `train.evidence`), accuracy_policy: the reader with no memory, with
+    what its rows show, with what the controller chose. logp_*: log posterior of the right option,
+    nats. Examples without options have no
     accuracy and are left out of those rows (`n_options` says how many there are).
     """
     found: dict = {"n": len(items)}
@@ -42,7 +42,7 @@ def measure(lm: LM, items: Sequence[Labelled], settings: Settings) -> dict:
         found["focus_f1"] = interval(groups, f1(hits, chosen, wanted))
     if settings.train.heads != "controller":
         found |= _reading(lm, items, groups, focus, decisions, settings)
-    scores = ("accuracy_policy", "accuracy_silver", "focus_f1")
+    scores = ("accuracy_policy", f"accuracy_{settings.train.evidence}", "focus_f1")
     known = (found[name][0] for name in scores if name in found)
     found["score"] = next((value for value in known if value is not None), 0.0)
     return found
@@ -59,8 +59,8 @@ def controller(lm: LM, items: Sequence[Labelled], settings: Settings) -> list[De
 
 
 def _silver(item: Labelled, settings: Settings) -> tuple[int, ...]:
-    if not settings.labels:
-        return unlabelled_evidence(item, settings)
+    if item.shown is not None:
+        return item.shown
     return silver(item, prefilter(item.sal_q, settings.prefilter_k), settings.max_focus)
 
 
@@ -69,7 +69,7 @@ def _reading(lm, items, groups, focus, decisions, settings) -> dict:
     found: dict = {"n_options": len(asked)}
     if not asked:
         return found
-    names = ["none", "silver", *(["policy"] if decisions else [])]
+    names = ["none", settings.train.evidence, *(["policy"] if decisions else [])]
     chosen = [[(), focus[i], *([decisions[i].focus] if decisions else [])] for i in asked]
     readings = read_turns(lm, [items[i].example.question for i in asked], chosen, settings)
     gold = [items[i].example.answer_index for i in asked]

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """One harness for every way of choosing evidence: same reader, same budget, same rendering.
 
-Predictions see `Question`s only. Gold meets them in `grade`, and reaches one method, `evidence`,
-through the argument named `oracle`.
+Predictions see `Question`s only. Gold meets them in `grade`, after everything is predicted.
 """
 
 from __future__ import annotations
@@ -15,215 +14,133 @@ from typing import Any
 
 import numpy as np
 
-from bfm import selectors
+from bfm import extract, selectors
+from bfm.answering import Answer, answers, reference_logp
+from bfm.choosing import CONTROLS, WHOLE, Choice, Models, Oracle, choose, saliency_a, saliency_q
 from bfm.dialogue import Example, Question, Turn, evidence_turns, group_of, turns_of
-from bfm.heads import controller_prompt, prefilter, reader_prompt, reader_room
-from bfm.labeling import asked
-from bfm.lm import LM
-from bfm.policy import Decision, Reading, credit, decide, read_options
-from bfm.prompts import turn_messages
-from bfm.saliency import Job, Scorer
-from bfm.settings import Settings, SettingsError
-
-# Method -> what it does, in a few words; the controls answer from the options alone.
-METHODS: Mapping[str, str] = {
-    "bfm": "Sal_q pre-filter, controller, reader",
-    "tau_q": "turns of Sal_q above eval.tau_q, no controller",
-    "none": "no memory",
-    "full": "the whole history, oldest turns cut to train.tokens",
-    "random": "turns by chance",
-    "recency": "the newest turns",
-    "latest": "the newest turns that share a rarer word with the question",
-    "bm25": "BM25",
-    "bm25+o": "BM25, options in the query",
-    "embedding": "MiniLM cosine",
-    "embedding+o": "MiniLM cosine, options in the query",
-    "sal_q": "query likelihood of the base model",
-    "ebf": "expected Bayes factor of the K best by Sal_q",
-    "evidence": "oracle: the labelled evidence",
-    "longest": "control: the longest option",
-    "shortest": "control: the shortest option",
-    "first": "control: the first option",
-}
-CONTROLS = ("longest", "shortest", "first")
+from bfm.heads import ReaderPrompt, reader_prompt, reader_room
+from bfm.policy import Reading, credit
+from bfm.settings import Settings
 
 
 @dataclasses.dataclass(frozen=True)
-class Choice:
-    """What a method chose for one question: turns, best first, and the controller's gate if any."""
+class Evaluated:
+    """What a group of examples gave: result lines by example, and both saliencies of every turn."""
 
-    turns: tuple[int, ...]
-    decision: Decision | None = None
-
-
-@dataclasses.dataclass(frozen=True)
-class Models:
-    """The base model that pre-filters, the policy that decides and reads, and what both need."""
-
-    base: LM
-    base_scorer: Scorer
-    reader: LM
-    reader_scorer: Scorer
-    policy: LM | None
-    encoder: Any = None
-
-
-def parse_methods(text: str) -> tuple[str, ...]:
-    """Read comma text as methods. Raises SettingsError naming an unknown one."""
-    names = tuple(name.strip() for name in text.split(",") if name.strip())
-    unknown = [name for name in names if name not in METHODS]
-    if unknown or not names or len(set(names)) < len(names):
-        what = unknown[0] if unknown else text
-        raise SettingsError(f"methods: {what!r}: give some of {', '.join(METHODS)}, each once")
-    return names
-
-
-def saliency_q(
-    models: Models, questions: Sequence[Question], settings: Settings
-) -> list[list[float]]:
-    """Return Sal_q of every turn of every question under the base model, nats."""
-    scaffold, jobs = models.base.scaffold, []
-    for question in questions:
-        turns = turns_of(question.messages, settings.unit)
-        suffix = scaffold.suffix(question)
-        # What is too long for the window was refused before, or is to be cut (on_overflow).
-        room = models.base.config.window - len(scaffold.head) - len(suffix.ids)
-        prefixes = tuple(
-            scaffold.prefix(turn_messages(turns, i, settings.context_turns), room)[0]
-            for i in range(len(turns))
-        )
-        jobs.append(asked(Job(prefixes, (suffix,))))
-    return [
-        [turn[0].logp_q - scored[0][0].logp_q for turn in scored[1:]]
-        for scored in models.base_scorer.score(jobs)
-    ]
-
-
-def choose(
-    method: str,
-    questions: Sequence[Question],
-    turns: Sequence[Sequence[Turn]],
-    sal_q: Sequence[Sequence[float]],
-    models: Models,
-    settings: Settings,
-    oracle: Sequence[tuple[int, ...]],
-) -> list[Choice]:
-    """Return a method's choice for every question; only `evidence` looks at `oracle`."""
-    if method == "bfm":
-        return _controlled(questions, turns, sal_q, models, settings)
-    if method == "ebf":
-        return _expected(questions, turns, sal_q, models, settings)
-    pairs = list(zip(questions, turns, strict=True))
-    k = settings.eval.k
-    with_options = method.endswith("+o")
-    match method.removesuffix("+o"):
-        case "none":
-            orders = [() for _ in pairs]
-        case "full":
-            return [Choice(selectors.recency(q, t)) for q, t in pairs]
-        case "random":
-            orders = [selectors.random(q, t, settings.seed) for q, t in pairs]
-        case "recency":
-            orders = [selectors.recency(q, t) for q, t in pairs]
-        case "latest":
-            orders = [selectors.latest(q, t) for q, t in pairs]
-        case "bm25":
-            orders = [selectors.lexical(q, t, with_options) for q, t in pairs]
-        case "embedding":
-            orders = [selectors.embedding(q, t, with_options, models.encoder) for q, t in pairs]
-        case "sal_q":
-            orders = [selectors.by_score(scores) for scores in sal_q]
-        case "tau_q":
-            over = [[s if s > settings.eval.tau_q else None for s in scores] for scores in sal_q]
-            orders = [selectors.by_score(scores) for scores in over]
-        case "evidence":
-            return [Choice(evidence) for evidence in oracle]
-    return [Choice(order[:k]) for order in orders]
-
-
-def _controlled(questions, turns, sal_q, models, settings) -> list[Choice]:
-    policy = models.policy or models.base
-    prompts = [
-        controller_prompt(policy.scaffold, question, own, scores, settings)
-        for question, own, scores in zip(questions, turns, sal_q, strict=True)
-    ]
-    return [Choice(decision.focus, decision) for decision in decide(policy, prompts, settings)]
-
-
-def _expected(questions, turns, sal_q, models, settings) -> list[Choice]:
-    ranked = [prefilter(scores, settings.prefilter_k) for scores in sal_q]
-    blocks = [
-        [(), *(models.reader.scaffold.prefix(turn_messages(own, i, settings.context_turns))[0]
-               for i in order)]
-        for own, order in zip(turns, ranked, strict=True)
-    ]  # fmt: skip
-    readings = read_options(
-        models.reader_scorer, models.reader.scaffold, questions, blocks, settings.label
-    )
-    chosen = []
-    for order, (before, *after) in zip(ranked, readings, strict=True):
-        values = selectors.expected_bayes_factor(
-            before.log_posterior, [reading.log_posterior for reading in after]
-        )
-        best = selectors.by_score(values)[: settings.eval.k]
-        chosen.append(Choice(tuple(order[i] for i in best)))
-    return chosen
+    lines: list[list[dict[str, Any]]]
+    sal_q: list[list[float]]
+    sal_a: list[list[float] | None]
 
 
 def evaluate(
-    examples: Sequence[Example], methods: Sequence[str], models: Models, settings: Settings
-) -> tuple[list[list[dict[str, Any]]], list[list[float]]]:
-    """Run every method on a group of examples; return result lines [example][method] and Sal_q."""
+    examples: Sequence[Example],
+    others: Sequence[Sequence[Turn]],
+    methods: Sequence[str],
+    models: Models,
+    settings: Settings,
+    ks: Mapping[str, int],
+) -> Evaluated:
+    """Run every method on a group of examples.
+
+    others[i]: turns of another user, for the control of that name. ks: most turns by method (default
+    eval.k). `seconds` of a line is the share of its choice in the group's time and of its block's
+    tokens in the reader's; the first group's holds compilation.
+    """
     questions = [example.question for example in examples]
     turns = [turns_of(question.messages, settings.unit) for question in questions]
-    oracle = [evidence_turns(example, settings.unit) for example in examples]
     started = time.perf_counter()
     sal_q = saliency_q(models, questions, settings)
     base_s = (time.perf_counter() - started) / len(examples)
+    wanted = settings.eval.sal_a or "sal_a" in methods
+    sal_a = saliency_a(models, examples, settings) if wanted else [None] * len(examples)
+    oracle = Oracle([evidence_turns(example, settings.unit) for example in examples], sal_a)
     chosen: dict[str, list[Choice]] = {}
     spent: dict[str, float] = {}
     for method in methods:
         if method in CONTROLS:
             continue
         started = time.perf_counter()
-        chosen[method] = choose(method, questions, turns, sal_q, models, settings, oracle)
+        if method == "other":
+            orders = [selectors.recency(q, t) for q, t in zip(questions, others, strict=True)]
+            chosen[method] = [Choice(order[: settings.eval.k]) for order in orders]
+        else:
+            k = ks.get(method, settings.eval.k)
+            chosen[method] = choose(method, questions, turns, sal_q, models, settings, oracle, k)
         spent[method] = (time.perf_counter() - started) / len(examples)
-        if method in ("bfm", "tau_q", "sal_q", "ebf"):
+        if method in ("bfm", "bfm_open", "tau_q", "sal_q", "ebf"):
             spent[method] += base_s
-    scaffold = models.reader.scaffold
-    head = len(scaffold.head)
-    shown: list[dict[str, Any]] = []
-    for i, question in enumerate(questions):
-        most = reader_room(scaffold, question, settings)
-        prompts = {}
-        for method, choices in chosen.items():
-            room = most if method in ("full", "evidence") else min(most, settings.eval.budget)
-            prompts[method] = reader_prompt(scaffold, turns[i], choices[i].turns, settings, room)
-        shown.append(prompts)
-    blocks = [[prompt.prefix for prompt in prompts.values()] for prompts in shown]
-    started = time.perf_counter()
-    readings = read_options(models.reader_scorer, scaffold, questions, blocks, settings.label)
-    total = sum(len(block) + 1 for own in blocks for block in own)
-    per_token = (time.perf_counter() - started) / total
+    shown = _show(chosen, questions, turns, others, models, settings)
+    found, per_token = _answer(shown, examples, models, settings)
     lines = []
     for i, example in enumerate(examples):
-        by_method = dict(zip(shown[i], readings[i], strict=True))
         own = []
         for method in methods:
             if method in CONTROLS:
-                own.append(grade(example, method, _control(method, example.question), oracle[i]))
+                if example.question.options:
+                    reading = _control(method, example.question)
+                    own.append(grade(example, method, Answer(reading), oracle.evidence[i]))
                 continue
-            prompt, choice = shown[i][method], chosen[method][i]
-            seconds = spent[method] + per_token * (len(prompt.prefix) + 1)
-            line = grade(example, method, by_method[method], oracle[i], prompt.evidence, choice)
+            prompt, choice = shown[method][i], chosen[method][i]
+            reply, logp = found[method, i]
+            line = grade(
+                example, method, reply, oracle.evidence[i],
+                () if method == "other" else prompt.evidence, choice, logp,
+            )  # fmt: skip
+            scaffold = models.reader_of(method)[0].scaffold
             line["n_turns"] = len(turns[i])
-            line["calls"] = 2 if method == "bfm" else 1
-            line["tokens"] = head + len(prompt.prefix) + len(scaffold.suffix(example.question).ids)
-            line["seconds"] = round(seconds, 4)
-            line["status"] = "truncated" if prompt.dropped else "ok"
+            line["calls"] = 2 if method in ("bfm", "bfm_open") else 1
+            suffix = scaffold.suffix(example.question, letters=settings.label.answer != "text")
+            line["tokens"] = len(scaffold.head) + len(prompt.prefix) + len(suffix.ids)
+            line["memory_tokens"], line["written"] = len(prompt.prefix), reply.written
+            line["seconds"] = round(spent[method] + per_token * (len(prompt.prefix) + 1), 4)
+            if prompt.dropped and line["status"] == "ok":
+                line["status"] = "truncated"
             own.append(line)
         lines.append(own)
-    return lines, sal_q
+    return Evaluated(lines, sal_q, sal_a)
+
+
+def _show(chosen, questions, turns, others, models, settings) -> dict[str, list[ReaderPrompt]]:
+    """Render what each method chose, the same for all, within the budget of tokens."""
+    shown = {}
+    for method, choices in chosen.items():
+        scaffold, history = models.reader_of(method)[0].scaffold, turns
+        if method == "other":
+            history = others
+        shown[method] = []
+        for question, own, choice in zip(questions, history, choices, strict=True):
+            room = reader_room(scaffold, question, settings, settings.eval.max_tokens)
+            if method not in WHOLE:
+                room = min(room, settings.eval.budget)
+            shown[method].append(reader_prompt(scaffold, own, choice.turns, settings, room))
+    return shown
+
+
+def _answer(shown, examples, models, settings) -> tuple[dict, float]:
+    """Return (method, example) -> (answer, log p of a reference text or None), and seconds a token."""
+    questions = [example.question for example in examples]
+    open_ended = [i for i, question in enumerate(questions) if not question.options]
+    found, seconds, tokens = {}, 0.0, 0
+    by_reader: dict[int, list[str]] = {}
+    for method in shown:
+        by_reader.setdefault(id(models.reader_of(method)[0]), []).append(method)
+    for names in by_reader.values():
+        reader, scorer = models.reader_of(names[0])
+        blocks = [[shown[name][i].prefix for name in names] for i in range(len(examples))]
+        started = time.perf_counter()
+        given = answers(reader, scorer, questions, blocks, settings)
+        seconds += time.perf_counter() - started
+        tokens += sum(len(block) + 1 for own in blocks for block in own)
+        # The reference meets the model here, when all that is predicted is there.
+        logps = reference_logp(
+            scorer, reader, [questions[i] for i in open_ended],
+            [examples[i].answer for i in open_ended], [blocks[i] for i in open_ended],
+        )  # fmt: skip
+        at = dict(zip(open_ended, logps, strict=True))
+        for i, own in enumerate(given):
+            for k, name in enumerate(names):
+                found[name, i] = own[k], at[i][k] if i in at else None
+    return found, seconds / max(1, tokens)
 
 
 def _control(method: str, question: Question) -> Reading:
@@ -238,26 +155,44 @@ def _control(method: str, question: Question) -> Reading:
 def grade(
     example: Example,
     method: str,
-    reading: Reading,
+    answer: Answer,
     labelled: Sequence[int],
     evidence: tuple[int, ...] = (),
     choice: Choice | None = None,
+    logp: float | None = None,
 ) -> dict[str, Any]:
-    """Return the result line of a method on an example: here the prediction meets the gold."""
-    gold = example.answer_index
+    """Return the result line of a method on an example: here the prediction meets the gold.
+
+    correct: credit for the option, or exact match of a free answer; f1: of a free answer's words.
+    """
+    gold, question, reading = example.answer_index, example.question, answer.reading
     decision = choice.decision if choice else None
-    logp = float(reading.log_posterior[gold])
+    prediction: int | str | None = answer.text
+    overlap = None
+    if question.options and answer.text is not None:
+        prediction = extract.choice(answer.text, question.options)
+        correct = float(prediction == gold)
+    elif question.options:
+        prediction = int(reading.best[0]) if len(reading.best) == 1 else None
+        correct = credit(reading, gold)
+    else:
+        said = extract.answer_of(answer.text) or ""
+        correct = extract.exact(said, example.answer)
+        overlap = extract.f1(said, example.answer)
+    if reading is not None:
+        logp = float(reading.log_posterior[gold])
     return {
-        "id": example.question.id, "method": method,
-        "prediction": int(reading.best[0]) if len(reading.best) == 1 else None,
-        "correct": credit(reading, gold),
-        "logp": logp if math.isfinite(logp) else None,
-        "probs": [round(float(p), 6) for p in np.exp(reading.log_posterior)],
-        "gate": int(decision.gate) if decision else int(bool(evidence)),
+        "id": question.id, "method": method, "prediction": prediction, "correct": correct,
+        "f1": overlap, "logp": logp if logp is not None and math.isfinite(logp) else None,
+        "probs": None if reading is None
+                 else [round(float(p), 6) for p in np.exp(reading.log_posterior)],
+        "mass": None if reading is None or math.isnan(reading.mass) else round(reading.mass, 6),
+        "reply": answer.text if question.options else None,
+        "gold": gold, "gate": int(decision.gate) if decision else int(bool(evidence)),
         "open_probability": decision.open_probability if decision else None,
         "focus": list(choice.turns[:20]) if choice else [],
-        "evidence": list(evidence), "tokens": 0, "calls": 0,
-        "seconds": 0.0, "status": "ok", "group": group_of(example),
+        "evidence": list(evidence), "tokens": 0, "memory_tokens": 0, "written": 0, "calls": 0,
+        "seconds": 0.0, "status": answer.status, "group": group_of(example),
         "stratum": str(example.meta.get("stratum", example.meta.get("category", ""))),
         "n_turns": 0,
         "recall": len({*labelled} & {*evidence}) / len(labelled) if labelled else None,

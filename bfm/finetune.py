@@ -74,16 +74,16 @@ def run(settings: Settings, workdir: Path) -> dict[str, Any]:
 
 def _heads(settings: Settings) -> dict[str, Any]:
     names = ("unit", "context_turns", "max_focus", "prefilter_k", "seed")
-    return {name: getattr(settings, name) for name in names} | dataclasses.asdict(settings.label)
+    heads = {name: getattr(settings, name) for name in names} | dataclasses.asdict(settings.label)
+    return heads | {"k": settings.eval.k, "budget": settings.eval.budget}
 
 
 # --- checks ------------------------------------------------------------------------------------
 
 
 def needs_labels(settings: Settings) -> bool:
-    """Say whether a run needs labels that no setting names: all do but a reader's on turns by chance
-    or on labelled evidence."""
-    alone = settings.train.heads == "reader" and settings.label.source in ("random", "evidence")
+    """Say whether a run needs labels that no setting names: all do but a reader's without silver."""
+    alone = settings.train.heads == "reader" and settings.train.evidence != "silver"
     return not settings.labels and not alone
 
 

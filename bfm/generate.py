@@ -146,6 +146,7 @@ def reply(
     stop: Collection[int],
     max_tokens: int,
     *,
+    vocab: int = 0,
     temperature: float = 0.0,
     seeds: Sequence[int] = (),
     batch_size: int = 32,
@@ -153,11 +154,13 @@ def reply(
 ) -> list[Reply]:
     """Continue each prompt until a stop token, or for `max_tokens`; one program a shape does it all.
 
+    vocab: ids from there on are never written (a model may have more rows than its tokenizer has ids).
     temperature 0 is greedy, ties to the lower id. Above it, row i draws from softmax(logits /
     temperature) with noise from seeds[i] (default 0) alone, whatever its neighbours in the batch.
     """
     seeds = list(seeds) or [0] * len(prompts)
     stop_S = np.array(sorted(stop), np.int32)
+    vocab = vocab or model.config.vocab
     done: list[Reply | None] = [None] * len(prompts)
     for batch in plan([len(p) for p in prompts], batch_size, token_budget):
         rows = [prompts[i] for i in batch.rows]
@@ -169,7 +172,7 @@ def reply(
         live = np.arange(batch.height) < len(rows)
         ids_BS, count_B, ended_B = map(np.asarray, _continue(
             model, prompt, made, token, lengths, live, seed, stop_S,
-            np.int32(max_tokens), np.float32(temperature), greedy=temperature == 0.0,
+            np.int32(max_tokens), np.float32(temperature), greedy=temperature == 0.0, vocab=vocab,
         ))  # fmt: skip
         for row, i in enumerate(batch.rows):
             own = tuple(int(x) for x in ids_BS[row, : count_B[row]])
@@ -177,9 +180,20 @@ def reply(
     return done
 
 
-@functools.partial(jax.jit, static_argnames="greedy")
+@functools.partial(jax.jit, static_argnames=("greedy", "vocab"))
 def _continue(
-    model, prompt, made, token_B, length_B, live_B, seed_B, stop_S, limit, temperature, greedy
+    model,
+    prompt,
+    made,
+    token_B,
+    length_B,
+    live_B,
+    seed_B,
+    stop_S,
+    limit,
+    temperature,
+    greedy,
+    vocab,
 ):
     """Return ids [B, S], how many of them each row wrote, and which rows met a stop token."""
     slots = made.position_bP.shape[1]
@@ -191,7 +205,7 @@ def _continue(
     def one(carry):
         t, made, token_B, live_B, ids_BS, count_B, ended_B = carry
         x_B1D, made = _feed(model, prompt, made, token_B, length_B + t, live_B.astype(jnp.int32), t)
-        logits_BV = dot(x_B1D[:, 0], model.unembed_VD.T)
+        logits_BV = dot(x_B1D[:, 0], model.unembed_VD.T)[:, :vocab]
         if not greedy:
             noise_BV = jax.vmap(
                 lambda key: jax.random.gumbel(jax.random.fold_in(key, t), logits_BV.shape[1:])

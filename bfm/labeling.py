@@ -22,7 +22,7 @@ import jax
 from bfm.dialogue import Example, generator, group_of
 from bfm.jsonl import DataError, JsonlSource, write_json
 from bfm.labels import Rendered, label, render, token_lines
-from bfm.lm import ModelError, ModelFiles, code_hash, open_model
+from bfm.lm import LM, ModelError, ModelFiles, code_hash, open_model
 from bfm.progress import Meter
 from bfm.saliency import Job, Scorer, Suffix
 from bfm.settings import Settings, parse_fold
@@ -137,7 +137,7 @@ def open_base(settings: Settings) -> ModelFiles:
     return open_model(settings.model.path, settings.model.arch, settings.seed)
 
 
-def open_tuned(path: str, field: str, base: ModelFiles) -> ModelFiles | None:
+def open_tuned(path: str, field: str, base: ModelFiles | LM) -> ModelFiles | None:
     """Open a model that was fine-tuned from `base`; None for "". `field` is the setting that names it.
 
     Raises ModelError where its chat template is another than the base model's.

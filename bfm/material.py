@@ -12,13 +12,14 @@ from typing import Any
 
 import numpy as np
 
+from bfm import selectors
 from bfm.dialogue import Example, evidence_turns, generator, group_of, turns_of
 from bfm.jsonl import DataError
 from bfm.labeling import Part, open_data
 from bfm.lm import ModelFiles
 from bfm.progress import Meter
-from bfm.prompts import PromptError, Scaffold, has_answer
-from bfm.rows import Labelled, Row, by_chance, make_rows, reader_row, silver
+from bfm.prompts import PromptError, has_answer
+from bfm.rows import Labelled, Row, make_rows, silver
 from bfm.settings import Settings, SettingsError
 from bfm.weights import file_hash
 
@@ -46,7 +47,7 @@ def prepare(settings: Settings, files: ModelFiles) -> Material:
     with Meter("making rows", len(labelled), "examples") as meter:
         for item, held in [*((x, False) for x in train), *((x, True) for x in held_out)]:
             try:  # held-out examples as well: what does not fit must not end a run that has trained
-                made = _rows_of(item, files.scaffold, settings, ignored if held else counts)
+                made = make_rows(item, files.scaffold, settings, ignored if held else counts)
             except PromptError as error:
                 where = f"{settings.data}: record {item.example.question.id!r}"
                 if settings.on_bad_record == "stop":
@@ -63,23 +64,18 @@ def prepare(settings: Settings, files: ModelFiles) -> Material:
     return Material(tuple(rows), tuple(dev), dict(counts), identity)
 
 
-def _rows_of(item: Labelled, scaffold: Scaffold, settings: Settings, counts) -> list[Row]:
-    if settings.labels:
-        return make_rows(item, scaffold, settings, counts)
-    chosen = unlabelled_evidence(item, settings)
-    return [reader_row(item.example, scaffold, chosen, settings, counts)]
-
-
 def read_material(
     settings: Settings, files: ModelFiles, counts: collections.Counter[str]
 ) -> tuple[list[Labelled], dict[str, Any]]:
     """Join examples and labels by id; return them with what identifies both."""
     source = open_data(settings)
     form = settings.label.answer
+    shown = evidence_shown(settings)
     if not settings.labels:
         examples = [e for e in (source[i] for i in range(len(source))) if has_answer(e, form)]
         counts["records without an answer"] += len(source) - len(examples)
-        return [Labelled(e, (), (), 0.0) for e in examples], {"labels": "", "data": source.sha256}
+        items = [Labelled(e, (), (), 0.0, shown(e)) for e in examples]
+        return items, {"labels": "", "data": source.sha256}
     path = Path(settings.labels)
     labels, identity = read_labels(path)
     here = {**files.identity(settings.model.dtype), "data": source.sha256}
@@ -108,7 +104,9 @@ def read_material(
         if score is None:
             counts["records without an answer"] += 1
             continue
-        by_a = Labelled(example, tuple(label["sal_q"]), tuple(label["sal_a"]), label["tau"])
+        by_a = Labelled(
+            example, tuple(label["sal_q"]), tuple(label["sal_a"]), label["tau"], shown(example)
+        )
         kept.append(by_a)
         scores.append(score)
     tau = _tau(kept, scores, settings)
@@ -145,14 +143,44 @@ def _encoder(settings: Settings):
     return cosine
 
 
-def unlabelled_evidence(item: Labelled, settings: Settings) -> tuple[int, ...]:
-    """Return what a reader row shows where there are no labels: evidence, or 1 .. max_focus turns
-    by chance."""
-    example = item.example
-    if settings.label.source == "evidence":
-        return evidence_turns(example, settings.unit)[: settings.max_focus]
-    turns = range(len(turns_of(example.question.messages, settings.unit)))
-    return by_chance(turns, example, settings)
+def evidence_shown(settings: Settings) -> Callable[[Example], tuple[int, ...] | None]:
+    """Return what chooses the turns of a reader's row by `train.evidence`; None means the silver focus.
+
+    Only `evidence` looks at labels; the others see the question and its turns.
+    """
+    kind, k = settings.train.evidence, settings.eval.k
+    encoder = None
+    if kind == "embedding":
+        from bfm import embed  # only where embeddings are asked for
+
+        encoder = embed.load()
+
+    def shown(example: Example) -> tuple[int, ...] | None:
+        question = example.question
+        turns = turns_of(question.messages, settings.unit)
+        match kind:
+            case "evidence":
+                return evidence_turns(example, settings.unit)[: settings.max_focus]
+            case "chance":
+                return by_chance(range(len(turns)), example, settings)
+            case "full":
+                return selectors.recency(question, turns)
+            case "recency":
+                return selectors.recency(question, turns)[:k]
+            case "bm25":
+                return selectors.lexical(question, turns, with_options=False)[:k]
+            case "embedding":
+                return selectors.embedding(question, turns, False, encoder)[:k]
+        return None
+
+    return shown
+
+
+def by_chance(turns: Sequence[int], example: Example, settings: Settings) -> tuple[int, ...]:
+    """Return 1 .. max_focus of the turns; which depends on seed and id only."""
+    rng = generator(settings.seed, f"evidence {example.question.id}")
+    k = min(len(turns), int(rng.integers(1, settings.max_focus + 1)))
+    return tuple(int(i) for i in rng.choice(turns, k, replace=False))
 
 
 def hold_out(

@@ -30,18 +30,33 @@ class Decision:
     focus: tuple[int, ...]
 
 
-def decide(lm: LM, prompts: Sequence[ControllerPrompt], settings: Settings) -> list[Decision]:
-    """Let the controller write an action for every prompt, by the grammar only."""
+def decide(
+    lm: LM, prompts: Sequence[ControllerPrompt], settings: Settings, opened: bool = False
+) -> list[Decision]:
+    """Let the controller write an action for every prompt, by the grammar only.
+
+    opened: hold the gate open wherever there are candidates; its probability is the model's still.
+    """
     grammars = [grammar_of(lm.scaffold, len(p.candidates), settings) for p in prompts]
-    written = write(
+    slots = max((g.longest for g in grammars), default=1)
+    first = write(
         lm.decoder, [p.ids for p in prompts], [g.allowed for g in grammars],
-        slots=max((g.longest for g in grammars), default=1), batch_size=settings.batch_size,
+        slots=slots, batch_size=settings.batch_size,
     )  # fmt: skip
+    actions = [g.parse(w.ids) for g, w in zip(grammars, first, strict=True)]
+    shut = [i for i, p in enumerate(prompts) if opened and p.candidates and not actions[i].gate]
+    if shut:  # go on after the word that opens
+        rules = [lambda ids, g=grammars[i]: g.allowed((*g.open, *ids)) for i in shut]
+        rest = write(
+            lm.decoder, [(*prompts[i].ids, *grammars[i].open) for i in shut], rules,
+            slots=slots, batch_size=settings.batch_size,
+        )  # fmt: skip
+        for i, w in zip(shut, rest, strict=True):
+            actions[i] = grammars[i].parse((*grammars[i].open, *w.ids))
     decisions = []
-    for prompt, grammar, w in zip(prompts, grammars, written, strict=True):
-        action = grammar.parse(w.ids)
-        opened, closed = (w.first.get(i, -math.inf) for i in grammar.gate)
-        probability = float(np.exp(opened - np.logaddexp(opened, closed)))
+    for prompt, grammar, w, action in zip(prompts, grammars, first, actions, strict=True):
+        open_logp, closed_logp = (w.first.get(i, -math.inf) for i in grammar.gate)
+        probability = float(np.exp(open_logp - np.logaddexp(open_logp, closed_logp)))
         focus = tuple(prompt.candidates[i - 1] for i in action.focus)
         decisions.append(Decision(action.gate, probability, focus if action.gate else ()))
     return decisions
@@ -63,9 +78,14 @@ class Reading:
         return tuple(np.flatnonzero(self.log_posterior == self.log_posterior.max()))
 
 
-def option_suffixes(scaffold: Scaffold, question: Question, form: str) -> tuple[Suffix, ...]:
-    """Return what is scored to choose an option: each option's text, or one place for all letters."""
-    bare = scaffold.suffix(question, letters=form != "text")
+def option_suffixes(
+    scaffold: Scaffold, question: Question, form: str, thought: Sequence[int] = ()
+) -> tuple[Suffix, ...]:
+    """Return what is scored to choose an option: each option's text, or one place for all letters.
+
+    thought: ids of a thinking block that is open at its start and closed at its end, if there is one.
+    """
+    bare = asked(scaffold, question, form, thought)
     at, encode = len(bare.ids), scaffold.tokenizer.encode
     if form == "text":
         answers = [(*encode(option), scaffold.end) for option in question.options]
@@ -76,6 +96,14 @@ def option_suffixes(scaffold: Scaffold, question: Question, form: str) -> tuple[
     return (
         dataclasses.replace(bare, ids=(*bare.ids, letters[0]), a=(at, at + 1), choices=letters),
     )
+
+
+def asked(scaffold: Scaffold, question: Question, form: str, thought: Sequence[int] = ()) -> Suffix:
+    """Return the reader's suffix up to its answer."""
+    bare = scaffold.suffix(question, letters=form != "text")
+    if not thought:
+        return bare
+    return dataclasses.replace(bare, ids=(*bare.ids[: -len(scaffold.tail)], *thought))
 
 
 def read_options(
@@ -96,7 +124,7 @@ def read_options(
     results = []
     for job, own, scored in zip(jobs, blocks, scorer.score(jobs), strict=True):
         by_block = dict(zip(((), *job.prefixes), scored, strict=True))
-        results.append([_reading(by_block[block], label.norm) for block in own])
+        results.append([reading_of(by_block[block], label.norm) for block in own])
     return results
 
 
@@ -116,7 +144,8 @@ def read_turns(
     return read_options(scorer, lm.scaffold, questions, blocks, settings.label)
 
 
-def _reading(scored: Sequence[Scored], norm: str) -> Reading:
+def reading_of(scored: Sequence[Scored], norm: str) -> Reading:
+    """Return the belief that the scores of `option_suffixes` amount to."""
     if scored[0].choices is not None:
         logp = scored[0].choices.astype(np.float64)
         total = np.logaddexp.reduce(logp)

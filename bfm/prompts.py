@@ -56,6 +56,11 @@ class Scaffold:
         frame = tokenizer.scaffold()
         return cls(tokenizer, frame.head, frame.tail, frame.end)
 
+    @property
+    def ends(self) -> frozenset[int]:
+        """The ids that end a reply: of the turn, and of a text where the folder names one."""
+        return frozenset({self.end, self.tokenizer.eos_id} - {None})
+
     def prefix(self, messages: Sequence[Message], room: int = 0) -> tuple[tuple[int, ...], int]:
         """Return the memory block of the messages and the number of its tokens that were cut.
 

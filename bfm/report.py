@@ -48,6 +48,7 @@ def write(
     environment.policies["json.dumps_kwargs"] = {"sort_keys": False}
     page = environment.from_string(TEMPLATE.read_text("utf-8")).render(
         title=_title(summary), notes=_notes(summary), sections=parts, svg=markupsafe.Markup,
+        command=summary.get("command") or "",
         identity=[(key, _text(value)) for key, value in summary.get("identity", {}).items()],
         examples=shown, left_out=left_out,
     )  # fmt: skip
@@ -129,6 +130,8 @@ def _markdown(summary: Mapping[str, Any], parts: Sequence[Section]) -> str:
             lines += ["", _line(table.head), f"| {' | '.join(sides)} |"]
             for r, row in enumerate(table.rows):
                 lines.append(_line(row, [(r, c) in table.bold for c in range(len(row))]))
+    if command := summary.get("command"):
+        lines += ["", f"Again: `{' '.join(command.split())}`"] if "`" not in command else []
     lines += ["", "## Identity", ""]
     lines += [
         f"- {_escape(k)}: {_escape(_text(v))}" for k, v in summary.get("identity", {}).items()

@@ -33,6 +33,23 @@ OUTCOMES = (
 )
 
 
+# Further columns of the first table: heading, field of a row, format, factor.
+COLUMNS = (
+    ("mass on letters, %", "mass", "{:.1f}", 100),
+    ("tokens", "tokens", "{:,.0f}", 1),
+    ("turns read", "turns", "{:.1f}", 1),
+    ("gate open, %", "open", "{:.1f}", 100),
+    ("evidence recall, %", "recall", "{:.1f}", 100),
+    ("n", "n", "{:,g}", 1),
+    ("unparsed", "unparsed", "{:,g}", 1),
+    ("unfinished", "unfinished", "{:,g}", 1),
+    ("errors", "errors", "{:,g}", 1),
+    ("calls", "calls", "{:,g}", 1),
+    ("p50, s", "p50_s", "{:.3g}", 1),
+    ("p95, s", "p95_s", "{:.3g}", 1),
+)
+
+
 @dataclasses.dataclass(frozen=True)
 class Table:
     """Cells are plain text; the first `names` columns are names, the others numbers."""
@@ -53,7 +70,7 @@ class Section:
 
 def outcome(correct: float, gate: int | None, recall: float | None, status: str, read: int) -> str:
     """Return what became of one question, one of OUTCOMES; `read` counts the turns shown."""
-    if status not in ("ok", "truncated"):
+    if status not in ("ok", "truncated", "unfinished"):
         return "no answer"
     if 0 < correct < 1:
         return "tie"
@@ -94,10 +111,13 @@ def sections(summary: Mapping[str, Any], results: Sequence[Row]) -> list[Section
         _saliency(found),
         _part("Rank agreement of Sal_q with Sal_a", found.get("rank_agreement"), ("stratum", "rho"),
               "No turn has both saliencies, so their rankings cannot be compared.", _agreement),
+        _part("Does saliency order the evidence first?", found.get("separation"), ("stratum", "auc"),
+              "The data has no labelled evidence.", _separation),
         by_bin("Accuracy by distance of the evidence", "by_distance",
                "distance of the evidence, turns back"),
         by_bin("Accuracy by density of the evidence", "by_density", "density of the evidence"),
         by_bin("Accuracy by length of the history", "by_length", "length of the history, turns"),
+        by_bin("Accuracy by place of the right option", "by_position", "letter of the right option"),
         _part("Cost of a question", found.get("cost"), ("method", "turns", "p50_s"),
               "Time was not measured at growing histories.", lambda part: _cost(part, drawn)),
     ]  # fmt: skip
@@ -129,25 +149,39 @@ def _accuracy(rows: Sequence[Row]) -> Section:
         ))  # fmt: skip
     for name in sets:
         own = [row for row in rows if str(row.get("data", "")) == name]
+        free = any(row.get("f1") is not None for row in own)
+        what = "exact match, %" if free else "accuracy, %"
+        columns = {
+            f"{what} ({name})" if name else what: _percent,
+            "F1, %": lambda r: _range(r.get("f1"), r.get("f1_low"), r.get("f1_high"), "{:.1f}", 100),
+            "log p(right), nats": lambda r: _range(
+                r.get("logp"), r.get("logp_low"), r.get("logp_high"), "{:.2f}"
+            ),
+            **{head: _cell(key, form, scale) for head, key, form, scale in COLUMNS},
+        }
+        if not free:
+            del columns["F1, %"]
+        rare = ("mass on letters, %", "unparsed", "unfinished", "errors")
+        columns = {
+            head: cell for head, cell in columns.items()
+            if head not in rare or any(cell(row) not in ("–", "0") for row in own)
+        }  # fmt: skip
         tables.append(Table(
-            ("method", f"accuracy, % ({name})" if name else "accuracy, %", "log p(right), nats",
-             "tokens", "turns read", "gate open, %", "evidence recall, %", "n", "errors", "calls",
-             "p50, s", "p95, s"),
-            [(_name(row), _percent(row),
-              _range(row.get("logp"), row.get("logp_low"), row.get("logp_high"), "{:.2f}"),
-              _number(row.get("tokens"), "{:,.0f}"), _number(row.get("turns"), "{:.1f}"),
-              _number(row.get("open"), "{:.1f}", 100), _number(row.get("recall"), "{:.1f}", 100),
-              *(_number(row.get(key), "{:,g}") for key in ("n", "errors", "calls")),
-              *(_number(row.get(key), "{:.3g}") for key in ("p50_s", "p95_s")))
-             for row in own],
+            ("method", *columns),
+            [(_name(row), *(cell(row) for cell in columns.values())) for row in own],
             bold=frozenset((i, 1) for i in _best(own, own)),
         ))  # fmt: skip
     text = (
         "Percent right with 95 % intervals, from resampling users. Controls say how far the numbers "
         "can be trusted and take no part in the comparison. A best method is bold only where its "
-        "interval stands apart from that of every other method."
+        "interval stands apart from that of every other method. Columns of failures are left out where "
+        "there were none; every failure counts as wrong."
     )
     return Section(title, text, tuple(tables))
+
+
+def _cell(key: str, form: str, scale: float) -> Callable[[Row], str]:
+    return lambda row: _number(row.get(key), form, scale)
 
 
 def _best(own: Sequence[Row], rows: Sequence[Row]) -> list[int]:
@@ -283,6 +317,18 @@ def _agreement(part: Sequence[Row]) -> Section:
     table = Table(("stratum", "rho", "n"), rows)
     svg = plots.dots(part, "stratum", "rho", "rank correlation of Sal_q with Sal_a")
     return Section("Rank agreement of Sal_q with Sal_a", text, (table,), (svg,))
+
+
+def _separation(part: Sequence[Row]) -> Section:
+    title = "Does saliency order the evidence first?"
+    rows = [(r["score"], str(r["stratum"]), _range(r["auc"], r.get("low"), r.get("high"), "{:.2f}"),
+             _number(r.get("n"), "{:,g}")) for r in part]  # fmt: skip
+    text = (
+        "Share of pairs of an evidence turn and another turn of the same history that the saliency "
+        "orders right (area under the curve; 0.5 is chance), averaged over histories. Sal_a is the "
+        "shared reader's and knows the answer; Sal_q is the base model's."
+    )
+    return Section(title, text, (Table(("score", "stratum", "area", "n"), rows, names=2),))
 
 
 def _bin_table(part: Sequence[Row]) -> Table:

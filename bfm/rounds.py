@@ -34,8 +34,10 @@ def run(settings: Settings, workdir: Path) -> dict[str, Any] | None:
         for k in range(folds):
             reader = dataclasses.replace(
                 settings, fold=f"-{k}/{folds}", labels=earlier,
-                train=dataclasses.replace(settings.train, heads="reader"),
-                label=dataclasses.replace(label, source="sal_a" if earlier else "random"),
+                train=dataclasses.replace(
+                    settings.train, heads="reader", evidence="silver" if earlier else "chance"
+                ),
+                label=dataclasses.replace(label, source="sal_a"),
             )  # fmt: skip
             if finetune.run(reader, place / str(k) / "reader")["stopped"]:
                 return None

@@ -11,8 +11,6 @@ import collections
 import dataclasses
 from collections.abc import Sequence
 
-import numpy as np
-
 from bfm import saliency
 from bfm.actions import Action
 from bfm.dialogue import Example, generator, turns_of
@@ -35,13 +33,16 @@ class Row:
 class Labelled:
     """An example with the score that decides for each turn, and the threshold on it.
 
-    score: one number a turn (None: not scored), by `label.source`. sal_q ranks the candidates.
+    score: one number a turn (None: not scored), by `label.source`. sal_q ranks the candidates; both
+    are empty without labels. shown: the turns, best first, that the reader's row shows where
+    `train.evidence` is not silver.
     """
 
     example: Example
     sal_q: tuple[float | None, ...]
     score: tuple[float | None, ...]
     tau: float | None  # None: not chosen yet
+    shown: tuple[int, ...] | None = None
 
 
 def silver(labelled: Labelled, candidates: Sequence[int], max_focus: int) -> tuple[int, ...]:
@@ -61,7 +62,7 @@ def make_rows(
     example, train = labelled.example, settings.train
     turns = turns_of(example.question.messages, settings.unit)
     ranked = prefilter(labelled.sal_q, settings.prefilter_k)
-    if silver(labelled, range(len(turns)), 1) and not silver(labelled, ranked, 1):
+    if silver(labelled, range(len(labelled.score)), 1) and not silver(labelled, ranked, 1):
         count["focus outside the candidates"] += 1
     rows = []
     if train.heads != "reader":
@@ -89,6 +90,8 @@ def reader_row(
     suffix = scaffold.suffix(example.question, letters=form != "text")
     answer = answer_ids(example, scaffold, form)
     room = reader_room(scaffold, example.question, settings, len(answer))
+    if settings.train.evidence in ("recency", "bm25", "embedding"):
+        room = min(room, settings.eval.budget)  # as such a selector is held to at inference
     if room < 0:
         raise PromptError(
             f"query: question, options and answer take {settings.train.tokens - room} of "
@@ -98,17 +101,6 @@ def reader_row(
     prompt = reader_prompt(scaffold, turns, evidence, settings, room)
     count["evidence turns dropped for length"] += prompt.dropped
     return _row(example, "reader", (*scaffold.head, *prompt.prefix, *suffix.ids), answer)
-
-
-def by_chance(turns: Sequence[int], example: Example, settings: Settings) -> tuple[int, ...]:
-    """Return 1 .. max_focus of the turns; which depends on seed and id only."""
-    rng = _rng(example, settings)
-    k = min(len(turns), int(rng.integers(1, settings.max_focus + 1)))
-    return tuple(int(i) for i in rng.choice(turns, k, replace=False))
-
-
-def _rng(example: Example, settings: Settings) -> np.random.Generator:
-    return generator(settings.seed, f"evidence {example.question.id}")
 
 
 def answer_ids(example: Example, scaffold: Scaffold, form: str) -> tuple[int, ...]:
@@ -137,11 +129,10 @@ def _action(labelled: Labelled, candidates: Sequence[int], settings: Settings) -
 
 
 def _evidence(labelled: Labelled, ranked: Sequence[int], settings: Settings) -> tuple[int, ...]:
-    """Return the turns a reader row shows: the silver focus, or a noisy version of it."""
-    if settings.label.source == "random":
-        turns = [i for i, score in enumerate(labelled.score) if score is not None]
-        return by_chance(turns, labelled.example, settings)
-    rng = _rng(labelled.example, settings)
+    """Return the turns a reader row shows; the silver focus is now and then a noisy version of it."""
+    if labelled.shown is not None:
+        return labelled.shown
+    rng = generator(settings.seed, f"evidence {labelled.example.question.id}")
     chosen = silver(labelled, ranked, settings.max_focus)
     if rng.random() >= settings.train.noise:
         return chosen

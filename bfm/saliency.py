@@ -24,7 +24,7 @@ from bfm.batching import Batch, bucket, pad, plan
 from bfm.likelihood import Spans, span_logprobs
 from bfm.model.decoder import Decoder, decode
 from bfm.model.state import State
-from bfm.store import StateStore, state_key
+from bfm.store import StateStore, TurnStates, state_key
 
 # Compiled programs of this process, by function, shapes and configuration; they hold no weights.
 _PROGRAMS: dict[tuple, Callable] = {}
@@ -124,7 +124,7 @@ class Scorer:
         *,
         batch_size: int = 32,
         token_budget: int = TOKEN_BUDGET,
-        store: StateStore | None = None,
+        store: StateStore | TurnStates | None = None,
         identity: str = "",
     ):
         """Prepare to score with a model inside a scaffold whose first tokens are `head`.

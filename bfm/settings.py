@@ -112,6 +112,12 @@ class TrainSettings:
         "the action is one decision, or (an ablation) a gate beside a list that does not know of it",
         among=("coupled", "separate"),
     )
+    evidence: str = _field(
+        "silver",
+        "what reader rows show: the silver focus, labelled evidence, 1 to max_focus turns by chance, "
+        "or what a selector gives under eval.k and eval.budget; all but silver need no labels",
+        among=("silver", "evidence", "chance", "full", "recency", "bm25", "embedding"),
+    )
     noise: float = _field(
         0.2,
         "share of reader rows whose evidence loses turns and gains distractors",
@@ -137,8 +143,31 @@ class EvalSettings:
     )
     reader: str = _field(
         "policy",
-        "who answers, for every method: the policy's fine-tuned reader, or the base model",
-        among=("policy", "base"),
+        "who answers, for every method: the policy's own reader (policy), the base model (base), or "
+        " the export of another run",
+    )
+    readers: str = _field(
+        "",
+        "METHOD=EXPORT, comma text: these methods are answered by a fine-tuned reader of their own "
+        "(launch/sft.py with train.evidence=METHOD)",
+    )
+    answer: str = _field(
+        "score",
+        "how options are chosen: by belief (label.answer: letters or texts), or by a written reply "
+        "from which one rule reads the choice; questions without options are always written",
+        among=("score", "generate"),
+    )
+    max_tokens: int = _field(64, "most tokens of a written answer", low=1)
+    temperature: float = _field(0.0, "of written answers; 0 is greedy", low=0.0, high=100.0)
+    thinking: int = _field(
+        0, "tokens of thinking before an answer (models with such a block); 0: closed", low=0
+    )
+    tune: str = _field(
+        "", "comma text such as 1,3,5,10: each selector's k is the best of these on eval.tune_split"
+    )
+    tune_split: str = _field("", "split of the data that k is tuned on")
+    sal_a: bool = _field(
+        True, "also score Sal_a of every turn (with the reader): diagnosis, and the method sal_a"
     )
     tau_q: float = _field(0.0, "threshold on Sal_q of the method tau_q, nats", low=-1e6, high=1e6)
     contrasts: str = _field(
@@ -237,7 +266,7 @@ class Settings:
         "labels.jsonl to train on, made by launch/label.py; empty: launch/sft.py makes them first",
     )
     methods: str = _field(
-        "bfm,none,full,recency,bm25,embedding,sal_q,ebf,evidence,random,longest,shortest,first",
+        "bfm,none,full,recency,bm25,embedding,sal_q,ebf,evidence,random,other,longest,shortest,first",
         "what launch/eval.py compares, comma text",
     )
     policy: str = _field(

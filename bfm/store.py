@@ -74,6 +74,10 @@ class StateStore:
         for where, bytes_ in self._held.pop(owner, _Held()).used.items():
             self.used[where] -= bytes_
 
+    def owners(self) -> list[Hashable]:
+        """List whose states are held, least recently used first."""
+        return list(self._held)
+
     def _room(self, held: _Held, needed: int) -> str | None:
         """Say where `needed` bytes fit, after dropping other owners if that makes them fit."""
         for where, budget in self.budget.items():
@@ -85,6 +89,34 @@ class StateStore:
                 self.counts.evicted += 1
             return where
         return None
+
+
+class TurnStates:
+    """Turn states of many users, each state evicted alone, the least recently used first.
+
+    For histories of which a question reads a shortlist: no user's whole history is read front to back,
+    and what an earlier shortlist needed must not keep out what the next one needs.
+    """
+
+    def __init__(self, device_bytes: int):
+        self._store = StateStore(device_bytes)
+
+    @property
+    def counts(self) -> Counts:
+        return self._store.counts
+
+    @property
+    def used(self) -> dict[str, int]:
+        return self._store.used
+
+    def get(self, owner: Hashable, key: bytes, make: Callable[[], State]) -> State:
+        """Return the state of `key`, as `StateStore.get` does."""
+        return self._store.get((owner, key), key, make)
+
+    def drop(self, owner: Hashable) -> None:
+        """Forget every state of an owner."""
+        for pair in [pair for pair in self._store.owners() if pair[0] == owner]:
+            self._store.drop(pair)
 
 
 def state_key(identity: str, blocks: Sequence[Sequence[int]], shape: tuple[int, int]) -> bytes:

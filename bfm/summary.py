@@ -8,12 +8,16 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from scipy.stats import rankdata
 
-from bfm.evaluation import CONTROLS
+from bfm.choosing import CONTROLS
 from bfm.intervals import contrast, holm, interval, mean
+from bfm.prompts import LETTERS
 
 GAP, GAP_LOW = 0.15, 0.05  # oracle evidence must beat no memory by so much to tell anything
 MOST_ERRORS = 0.02
+# What became of an answer; anything else is a failure. All count in the denominator.
+ANSWERED = ("ok", "truncated", "unparsed", "unfinished")
 
 Lines = Sequence[dict[str, Any]]
 
@@ -26,8 +30,20 @@ def by_method(results: Lines) -> dict[str, Lines]:
     return groups
 
 
+def by_example(results: Lines) -> dict[str, Lines]:
+    """Group result lines by question id, in the order of first appearance."""
+    groups: dict[str, list] = defaultdict(list)
+    for line in results:
+        groups[line["id"]].append(line)
+    return groups
+
+
 def rows(results: Lines, data: str) -> list[dict[str, Any]]:
-    """Return one row a method: accuracy and log p of the right option with 95 % intervals, costs."""
+    """Return one row a method: accuracy and log p of the right answer with 95 % intervals, costs.
+
+    accuracy is exact match for free answers, beside their F1. The last row is the control that always
+    names the letter which is right most often.
+    """
     made = []
     for method, lines in by_method(results).items():
         groups = [line["group"] for line in lines]
@@ -36,21 +52,43 @@ def rows(results: Lines, data: str) -> list[dict[str, Any]]:
         logp = (None, None, None)
         if len(known) == len(lines):
             logp = interval(groups, mean(column(lines, "logp")))
+        overlaps = (None, None, None)
+        if free := [i for i, line in enumerate(lines) if line.get("f1") is not None]:
+            values = np.array([lines[i]["f1"] for i in free])
+            overlaps = interval([groups[i] for i in free], mean(values))
+        masses = [line["mass"] for line in lines if line.get("mass") is not None]
         recalls = [line["recall"] for line in lines if line["recall"] is not None]
         seconds = column(lines, "seconds")
         made.append({
             "method": method, "data": data, "accuracy": accuracy, "low": low, "high": high,
             "n": len(lines), "logp": logp[0], "logp_low": logp[1], "logp_high": logp[2],
+            "f1": overlaps[0], "f1_low": overlaps[1], "f1_high": overlaps[2],
+            "mass": float(np.mean(masses)) if masses else None,
             "tokens": float(column(lines, "tokens").mean()),
             "turns": float(np.mean([len(line["evidence"]) for line in lines])),
             "open": float(column(lines, "gate").mean()),
             "recall": float(np.mean(recalls)) if recalls and method not in CONTROLS else None,
-            "errors": sum(line["status"] not in ("ok", "truncated") for line in lines),
+            "errors": sum(line["status"] not in ANSWERED for line in lines),
+            **{s: sum(line["status"] == s for line in lines) for s in ANSWERED[1:]},
             "calls": float(column(lines, "calls").mean()),
             "p50_s": float(np.percentile(seconds, 50)), "p95_s": float(np.percentile(seconds, 95)),
             "control": method in CONTROLS,
         })  # fmt: skip
-    return made
+    return [*made, *_majority(results, data)]
+
+
+def _majority(results: Lines, data: str) -> list[dict[str, Any]]:
+    """Return the row of the control that knows which letter is right most often (rule of every MCQ)."""
+    if not results:
+        return []
+    lines = [line for line in next(iter(by_method(results).values())) if line.get("gold", -1) >= 0]
+    if not lines:
+        return []
+    gold = np.array([line["gold"] for line in lines])
+    right = (gold == np.bincount(gold).argmax()).astype(float)
+    accuracy, low, high = interval([line["group"] for line in lines], mean(right))
+    return [{"method": "majority letter", "data": data, "accuracy": accuracy, "low": low,
+             "high": high, "n": len(lines), "errors": 0, "control": True}]  # fmt: skip
 
 
 def column(lines: Lines, name: str) -> np.ndarray:
@@ -58,13 +96,20 @@ def column(lines: Lines, name: str) -> np.ndarray:
     return np.array([line[name] for line in lines], np.float64)
 
 
+def outcomes(lines: Lines) -> np.ndarray:
+    """Return how good each answer is, 0 to 1: F1 of a free answer, else whether it is right."""
+    return np.array(
+        [line["correct"] if line.get("f1") is None else line["f1"] for line in lines], np.float64
+    )
+
+
 def contrasts(results: Lines, pairs: Sequence[tuple[str, str]]) -> list[dict[str, Any]]:
-    """Return paired differences of the declared pairs, accuracy and logp, corrected together (Holm)."""
+    """Return paired differences of the declared pairs by each measure, corrected together (Holm)."""
     lines, made = by_method(results), []
     for a, b in pairs:
         groups = [line["group"] for line in lines[a]]
-        for metric, name in (("accuracy", "correct"), ("logp", "logp")):
-            if any(line[name] is None for line in (*lines[a], *lines[b])):
+        for metric, name in (("accuracy", "correct"), ("f1", "f1"), ("logp", "logp")):
+            if any(line.get(name) is None for line in (*lines[a], *lines[b])):
                 continue
             found = contrast(groups, column(lines[a], name), column(lines[b], name))
             made.append({
@@ -86,7 +131,7 @@ def notes(results: Lines, table: Sequence[dict[str, Any]]) -> tuple[list[str], b
     if "evidence" in lines and "none" in lines:
         gap = contrast(
             [line["group"] for line in lines["none"]],
-            column(lines["evidence"], "correct"), column(lines["none"], "correct"),
+            outcomes(lines["evidence"]), outcomes(lines["none"]),
         )  # fmt: skip
         if gap.difference < GAP or gap.low is None or gap.low < GAP_LOW:
             span = "one user, no interval"
@@ -101,13 +146,19 @@ def notes(results: Lines, table: Sequence[dict[str, Any]]) -> tuple[list[str], b
 
 
 def diagnosis(
-    results: Lines, sal_q: Sequence[Sequence[float]], evidence: Sequence[Sequence[int]], k: int
+    results: Lines,
+    sal_q: Sequence[Sequence[float]],
+    sal_a: Sequence[Sequence[float] | None],
+    evidence: Sequence[Sequence[int]],
+    k: int,
 ) -> dict[str, Any]:
-    """Return how well Sal_q finds evidence, and how well the gate knows when to open.
+    """Return how well saliency finds evidence, and how well the gate knows when to open.
 
-    sal_q and evidence are by example, in the order of the result lines.
+    sal_q, sal_a and evidence are by example, in the order of the result lines.
     """
     labelled = [i for i, turns in enumerate(evidence) if turns]
+    lines = by_method(results)
+    first = next(iter(lines.values()), [])
     found: dict[str, Any] = {"saliency_evidence": [], "saliency_other": []}
     ranks = {}
     for i in labelled:
@@ -122,7 +173,16 @@ def diagnosis(
             for n in sorted({1, 2, 3, 5, k, 20})
         ]
         found["oracle_in_k"] = float(np.mean([all(r < k for r in ranks[i]) for i in labelled]))
-    lines = by_method(results)
+    both = [None if a is None else agreement(q, a) for q, a in zip(sal_q, sal_a, strict=True)]
+    found["rank_agreement"] = [{"rho": v, **row} for v, row in by_stratum(first, both)]
+    found["separation"] = [
+        {"score": name, "auc": value, **row}
+        for name, scores in (("Sal_q", sal_q), ("Sal_a", sal_a))
+        for value, row in by_stratum(
+            first,
+            [None if s is None else separation(s, e) for s, e in zip(scores, evidence, strict=True)],
+        )
+    ]  # fmt: skip
     if "bfm" in lines:
         opened = [(line["open_probability"], bool(turns))
                   for line, turns in zip(lines["bfm"], evidence, strict=True)]  # fmt: skip
@@ -134,7 +194,94 @@ def diagnosis(
     ago = [n - max(turns) if turns else None for turns, n in pairs]
     found["by_distance"] = binned(lines, ago, "turns ago")
     found["by_density"] = binned(lines, [len(t) / n if t else None for t, n in pairs], "of turns")
+    found["by_position"] = by_position(lines)
+    found["cost"] = cost(lines, sizes)
     return found
+
+
+def agreement(sal_q: Sequence[float], sal_a: Sequence[float]) -> float | None:
+    """Return Spearman's rank correlation of two saliencies of one history; None where it is undefined.
+
+    >>> round(agreement([1.0, 2.0, 3.0], [0.1, 0.5, 0.9]), 6)
+    1.0
+    """
+    if len(sal_q) < 3 or len(set(sal_q)) < 2 or len(set(sal_a)) < 2:
+        return None
+    return float(np.corrcoef(rankdata(sal_q), rankdata(sal_a))[0, 1])
+
+
+def separation(scores: Sequence[float], evidence: Sequence[int]) -> float | None:
+    """Return the share of (evidence, other) pairs of turns that the score orders right, ties half.
+
+    The area under the curve of one history; None without evidence or without other turns.
+
+    >>> separation([0.5, 2.0, 0.5], [1])
+    1.0
+    """
+    inside = np.array([scores[t] for t in evidence])
+    outside = np.array([s for t, s in enumerate(scores) if t not in evidence])
+    if not len(inside) or not len(outside):
+        return None
+    above = (inside[:, None] > outside).mean() + 0.5 * (inside[:, None] == outside).mean()
+    return float(above)
+
+
+def by_stratum(first: Lines, values: Sequence[float | None]) -> list[tuple[float, dict[str, Any]]]:
+    """Return the mean of a property of the examples over all and by stratum, with 95 % intervals.
+
+    first: the lines of one method, which name stratum and group of every example.
+    """
+    known = [i for i, value in enumerate(values) if value is not None]
+    parts: dict[str, list[int]] = {"all": known}
+    strata = sorted({first[i]["stratum"] for i in known})
+    for stratum in strata if len(strata) > 1 else ():
+        parts[stratum or "(none)"] = [i for i in known if first[i]["stratum"] == stratum]
+    made = []
+    for name, chosen in parts.items():
+        if chosen:
+            value, low, high = interval(
+                [first[i]["group"] for i in chosen], mean(np.array([values[i] for i in chosen]))
+            )
+            made.append((value, {"stratum": name, "low": low, "high": high, "n": len(chosen)}))
+    return made
+
+
+def by_position(lines: dict[str, Lines]) -> list[dict[str, Any]]:
+    """Return accuracy by the letter of the right option: a reader that prefers letters shows here."""
+    made = []
+    for method, own in lines.items():
+        chosen = {}
+        for line in own:
+            if line.get("gold", -1) >= 0 and method not in CONTROLS:
+                chosen.setdefault(line["gold"], []).append(line)
+        for gold in sorted(chosen):
+            part = chosen[gold]
+            value, low, high = interval(
+                [line["group"] for line in part], mean(column(part, "correct"))
+            )
+            made.append({
+                "method": method, "bin": LETTERS[gold], "accuracy": value, "low": low,
+                "high": high, "n": len(part),
+            })  # fmt: skip
+    return made
+
+
+def cost(lines: dict[str, Lines], sizes: Sequence[int]) -> list[dict[str, Any]]:
+    """Return p50 and p95 of seconds a question by length of the history: three bins of examples."""
+    edges = np.unique(np.quantile(sizes, [0, 1 / 3, 2 / 3, 1])) if len(sizes) else np.zeros(0)
+    place = np.clip(np.searchsorted(edges, sizes, "right") - 1, 0, max(0, len(edges) - 2))
+    made = []
+    for method, own in lines.items():
+        if method in CONTROLS:
+            continue
+        for b in np.unique(place):
+            chosen = np.flatnonzero(place == b)
+            p50, p95 = np.percentile([own[i]["seconds"] for i in chosen], [50, 95])
+            made.append({
+                "method": method, "turns": float(np.mean([sizes[i] for i in chosen])),
+                "p50_s": float(p50), "p95_s": float(p95), "n": len(chosen),
+            })  # fmt: skip
+    return made
 
 
 def reliability(opened: Sequence[tuple[float, bool]], bins: int = 5) -> list[list[float]]:

@@ -129,10 +129,16 @@ class Tokenizer:
         """Return the content of a tokenizer.json that encodes as `encode_template` does."""
         return json.loads(self._scaffold.to_str())
 
-    def render(self, messages: Sequence[Mapping[str, str]], *, add_generation_prompt: bool) -> str:
+    def render(
+        self,
+        messages: Sequence[Mapping[str, str]],
+        *,
+        add_generation_prompt: bool,
+        thinking: bool = False,
+    ) -> str:
         """Return the chat template's text for messages {"role", "content"}.
 
-        Thinking is off and the date is always DATE_STRING: the clock never enters a prompt.
+        The date is always DATE_STRING: the clock never enters a prompt.
 
         Raises:
           TokenizerError: there is no chat template, or it fails on these messages.
@@ -142,7 +148,7 @@ class Tokenizer:
                 f"{self.path}: no chat template; use the model's instruct version, or put its "
                 "chat_template.jinja into the folder"
             )
-        given = {"add_generation_prompt": add_generation_prompt, "enable_thinking": False}
+        given = {"add_generation_prompt": add_generation_prompt, "enable_thinking": thinking}
         given |= {"date_string": DATE_STRING, "tools": None, "documents": None}
         try:
             template = _compile(self.template)
@@ -155,7 +161,7 @@ class Tokenizer:
     def scaffold(self) -> ChatFrame:
         """Return the template around one user message: rendered once and cut at a sentinel.
 
-        A generation header that leaves a thinking block open gets it closed, empty.
+        Thinking is off; a generation header that leaves a block open gets it closed, empty.
 
         Raises:
           TokenizerError: no template, one that drops or repeats the message, or no end of turn.
@@ -175,6 +181,24 @@ class Tokenizer:
                 "tokenizer_config.json"
             )
         return ChatFrame(tuple(head), tuple(self.encode_template(after)), end)
+
+    def thinking(self) -> tuple[tuple[int, ...], int]:
+        """Return what stands between a user's message and the model's thoughts, and what ends them.
+
+        Raises:
+          TokenizerError: the template knows no thinking, or `</think>` is no token of its own.
+        """
+        close = self._scaffold.token_to_id("</think>")
+        if self.template is None or "think" not in self.template or close is None:
+            raise TokenizerError(
+                f"{self.path}: no thinking block in the chat template; eval.thinking needs a model "
+                "that thinks"
+            )
+        chat = [{"role": "user", "content": _USER}]
+        _, after = self._cut(self.render(chat, add_generation_prompt=True, thinking=True), _USER)
+        if not after.rstrip().endswith("<think>"):
+            after += "<think>\n"  # such templates let the model open the block itself
+        return tuple(self.encode_template(after)), close
 
     def chat(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
         """Return a whole conversation {"role", "content"} as ids, ready for the assistant's reply.

@@ -8,13 +8,16 @@ Writes results.jsonl (a line an example and method), summary.json, report.md and
 opens anywhere). Started again after a kill it goes on where it stopped.
 """
 
+import shlex
+import sys
+
 import _door
 
 
 def main(settings, workdir) -> None:
     from bfm import comparing
 
-    found = comparing.run(settings, workdir)
+    found = comparing.run(settings, workdir, shlex.join(["python", *sys.argv]))
     show(found)
     print(f"{workdir / 'report.html'}: {found['n']} examples, {len(found['rows'])} methods")
 

@@ -23,7 +23,6 @@ from bfm.jsonl import DataError, read_lines
 from bfm.model.decoder import decode
 from bfm.model.matmul import dot
 from bfm.settings import (
-    LabelSettings,
     MeshSettings,
     ModelSettings,
     Settings,
@@ -202,13 +201,17 @@ def test_a_whole_run(made, whole, monkeypatch, capfd):
 def test_a_reader_needs_no_labels(made, tmp_path):
     base = dataclasses.replace(settings(made, heads="reader", steps=2, dev=0.3), labels="")
     files = lm.open_model("", "tiny", 0)
-    by_evidence = dataclasses.replace(base, label=LabelSettings(source="evidence"))
+
+    def showing(evidence, **changes):
+        train = dataclasses.replace(base.train, evidence=evidence, **changes)
+        return dataclasses.replace(base, train=train, max_focus=2)
+
+    by_evidence = showing("evidence")
     for row in material.prepare(by_evidence, files).rows:
         text = files.scaffold.tokenizer.decode(row.ids)
         assert row.head == "reader" and text.count("I like") == 1 and "hm" not in text
-    by_chance = dataclasses.replace(base, label=LabelSettings(source="random"), max_focus=2)
-    found = finetune.run(dataclasses.replace(by_chance, train=dataclasses.replace(base.train, dev=0.0)),
-                         tmp_path / "run")  # fmt: skip
+    by_chance = showing("chance")
+    found = finetune.run(showing("chance", dev=0.0), tmp_path / "run")
     assert found["rows"] == 12 and len(found["metrics"]) == 2 and not found["dev"]
     shown = [files.scaffold.tokenizer.decode(row.ids).count("User: ")
              for row in material.prepare(by_chance, files).rows]  # fmt: skip

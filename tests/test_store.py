@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from bfm.saliency import Job, Scorer
-from bfm.store import StateStore, state_key
+from bfm.store import StateStore, TurnStates, state_key
 from tests.test_saliency import HEAD, close, ids, suffix, sums
 
 PLENTY = 10**9
@@ -101,3 +101,29 @@ def test_a_store_needs_an_identity(tiny):
         Scorer(tiny.decoder, HEAD, store=StateStore(1))
     with pytest.raises(ValueError, match="must not be negative"):
         StateStore(-1)
+
+
+def test_turns_are_evicted_one_by_one_and_dropped_by_owner(tiny, questions):
+    turns = [(5, i, 6) for i in range(4)]  # the last token is not part of a state
+    kept = TurnStates(PLENTY)
+
+    def ask(states, *which, owner="ann"):
+        scorer = Scorer(tiny.decoder, HEAD, batch_size=1, store=states, identity="tiny")
+        jobs = [Job(tuple(turns[i] for i in which), (questions[0],))]
+        return sums(scorer.score(jobs, owner=owner)[0])
+
+    expected = ask(kept, 0, 1, 2, 3)
+    one = kept.used["device"] // 4
+    states = TurnStates(2 * one)
+    for which in ((0, 1), (1, 2), (1, 3), (1, 0)):
+        assert ask(states, *which) == [expected[0], *(expected[i + 1] for i in which)]
+        assert states.used["device"] <= 2 * one
+    # Turn 1 was read each time and never made again; the others gave way to each other.
+    assert (states.counts.computed, states.counts.device, states.counts.evicted) == (5, 3, 3)
+    ask(states, 2, owner="bob")
+    states.drop("ann")
+    assert states.used["device"] == one
+    ask(states, 2, owner="bob")
+    assert states.counts.computed == 6
+    states.drop("bob"), states.drop("nobody")
+    assert states.used["device"] == 0

@@ -49,6 +49,7 @@ def attend(
         parts += [_past_part(q_BKGth, *keys, positions_Bt, window) for keys in past]
         return _merge(parts)
 
+    chunk = jax.checkpoint(chunk)  # a gradient computes scores again rather than keep T x S of them
     h, T = q_BKGTh.shape[-1], segments_BT.shape[1]
     if T <= QUERY_CHUNK:
         return chunk(q_BKGTh, segments_BT, positions_BT)

@@ -1,0 +1,222 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The methods that are compared: what each chooses to read for a question.
+
+Every method but the two oracles sees `Question`s only.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from bfm import selectors
+from bfm.dialogue import Example, Question, Turn, turns_of
+from bfm.heads import controller_prompt, prefilter
+from bfm.labeling import asked
+from bfm.labels import label, render
+from bfm.lm import LM
+from bfm.policy import Decision, decide, read_options
+from bfm.prompts import has_answer, turn_messages
+from bfm.saliency import Job, Scorer, focus
+from bfm.settings import Settings, SettingsError
+
+# Method -> what it does, in a few words; the controls answer from the options alone.
+METHODS: Mapping[str, str] = {
+    "bfm": "Sal_q pre-filter, controller, reader",
+    "bfm_open": "the same with the gate held open",
+    "tau_q": "turns of Sal_q above eval.tau_q, no controller",
+    "none": "no memory",
+    "full": "the whole history, oldest turns cut to train.tokens",
+    "random": "turns by chance",
+    "recency": "the newest turns",
+    "latest": "the newest turns that share a rarer word with the question",
+    "bm25": "BM25",
+    "bm25+o": "BM25, options in the query",
+    "embedding": "MiniLM cosine",
+    "embedding+o": "MiniLM cosine, options in the query",
+    "sal_q": "query likelihood of the base model",
+    "ebf": "expected Bayes factor of the K best by Sal_q",
+    "evidence": "oracle: the labelled evidence",
+    "sal_a": "oracle: turns whose Sal_a (it knows the answer) is over tau",
+    "other": "control: the newest turns of another user's history",
+    "longest": "control: the longest option",
+    "shortest": "control: the shortest option",
+    "first": "control: the first option",
+}
+CONTROLS = ("longest", "shortest", "first")
+WHOLE = ("full", "evidence", "sal_a")  # not held to eval.budget
+TUNED = (
+    "random",
+    "recency",
+    "latest",
+    "bm25",
+    "bm25+o",
+    "embedding",
+    "embedding+o",
+    "sal_q",
+    "ebf",
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Choice:
+    """What a method chose for one question: turns, best first, and the controller's gate if any."""
+
+    turns: tuple[int, ...]
+    decision: Decision | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Models:
+    """The base model that pre-filters, the policy that decides, the readers, and their scorers.
+
+    own: method -> a reader of its own (protocol C); the others share `reader`.
+    """
+
+    base: LM
+    base_scorer: Scorer
+    reader: LM
+    reader_scorer: Scorer
+    policy: LM | None
+    encoder: Any = None
+    own: Mapping[str, tuple[LM, Scorer]] = dataclasses.field(default_factory=dict)
+
+    def reader_of(self, method: str) -> tuple[LM, Scorer]:
+        return self.own.get(method, (self.reader, self.reader_scorer))
+
+
+@dataclasses.dataclass(frozen=True)
+class Oracle:
+    """What knows the answers, by example: only the methods evidence and sal_a are given it.
+
+    evidence: labelled turns. sal_a: of every turn, nats; None where it is not scored.
+    """
+
+    evidence: Sequence[tuple[int, ...]]
+    sal_a: Sequence[Sequence[float] | None]
+
+
+def parse_methods(text: str) -> tuple[str, ...]:
+    """Read comma text as methods. Raises SettingsError naming an unknown one."""
+    names = tuple(name.strip() for name in text.split(",") if name.strip())
+    unknown = [name for name in names if name not in METHODS]
+    if unknown or not names or len(set(names)) < len(names):
+        what = unknown[0] if unknown else text
+        raise SettingsError(f"methods: {what!r}: give some of {', '.join(METHODS)}, each once")
+    return names
+
+
+def saliency_q(
+    models: Models, questions: Sequence[Question], settings: Settings
+) -> list[list[float]]:
+    """Return Sal_q of every turn of every question under the base model, nats."""
+    scaffold, jobs = models.base.scaffold, []
+    for question in questions:
+        turns = turns_of(question.messages, settings.unit)
+        suffix = scaffold.suffix(question)
+        # What is too long for the window was refused before, or is to be cut (on_overflow).
+        room = models.base.config.window - len(scaffold.head) - len(suffix.ids)
+        prefixes = tuple(
+            scaffold.prefix(turn_messages(turns, i, settings.context_turns), room)[0]
+            for i in range(len(turns))
+        )
+        jobs.append(asked(Job(prefixes, (suffix,))))
+    return [
+        [turn[0].logp_q - scored[0][0].logp_q for turn in scored[1:]]
+        for scored in models.base_scorer.score(jobs)
+    ]
+
+
+def choose(
+    method: str,
+    questions: Sequence[Question],
+    turns: Sequence[Sequence[Turn]],
+    sal_q: Sequence[Sequence[float]],
+    models: Models,
+    settings: Settings,
+    oracle: Oracle,
+    k: int,
+) -> list[Choice]:
+    """Return a method's choice for every question, at most k turns; see `Oracle` for who sees it."""
+    if method in ("bfm", "bfm_open"):
+        return _controlled(questions, turns, sal_q, models, settings, method == "bfm_open")
+    if method == "ebf":
+        return _expected(questions, turns, sal_q, models, settings, k)
+    pairs = list(zip(questions, turns, strict=True))
+    with_options = method.endswith("+o")
+    match method.removesuffix("+o"):
+        case "none":
+            orders = [() for _ in pairs]
+        case "full":
+            return [Choice(selectors.recency(q, t)) for q, t in pairs]
+        case "random":
+            orders = [selectors.random(q, t, settings.seed) for q, t in pairs]
+        case "recency":
+            orders = [selectors.recency(q, t) for q, t in pairs]
+        case "latest":
+            orders = [selectors.latest(q, t) for q, t in pairs]
+        case "bm25":
+            orders = [selectors.lexical(q, t, with_options) for q, t in pairs]
+        case "embedding":
+            orders = [selectors.embedding(q, t, with_options, models.encoder) for q, t in pairs]
+        case "sal_q":
+            orders = [selectors.by_score(scores) for scores in sal_q]
+        case "tau_q":
+            over = [[s if s > settings.eval.tau_q else None for s in scores] for scores in sal_q]
+            orders = [selectors.by_score(scores) for scores in over]
+        case "evidence":
+            return [Choice(evidence) for evidence in oracle.evidence]
+        case "sal_a":
+            tau = settings.threshold
+            return [
+                Choice(tuple(focus(own or (), tau, settings.max_focus))) for own in oracle.sal_a
+            ]
+    return [Choice(order[:k]) for order in orders]
+
+
+def _controlled(questions, turns, sal_q, models, settings, opened) -> list[Choice]:
+    policy = models.policy or models.base
+    prompts = [
+        controller_prompt(policy.scaffold, question, own, scores, settings)
+        for question, own, scores in zip(questions, turns, sal_q, strict=True)
+    ]
+    decisions = decide(policy, prompts, settings, opened)
+    return [Choice(decision.focus, decision) for decision in decisions]
+
+
+def _expected(questions, turns, sal_q, models, settings, k) -> list[Choice]:
+    ranked = [prefilter(scores, settings.prefilter_k) for scores in sal_q]
+    blocks = [
+        [(), *(models.reader.scaffold.prefix(turn_messages(own, i, settings.context_turns))[0]
+               for i in order)]
+        for own, order in zip(turns, ranked, strict=True)
+    ]  # fmt: skip
+    readings = read_options(
+        models.reader_scorer, models.reader.scaffold, questions, blocks, settings.label
+    )
+    chosen = []
+    for order, (before, *after) in zip(ranked, readings, strict=True):
+        values = selectors.expected_bayes_factor(
+            before.log_posterior, [reading.log_posterior for reading in after]
+        )
+        best = selectors.by_score(values)[:k]
+        chosen.append(Choice(tuple(order[i] for i in best)))
+    return chosen
+
+
+def saliency_a(
+    models: Models, examples: Sequence[Example], settings: Settings
+) -> list[list[float] | None]:
+    """Return Sal_a of every turn under the shared reader, nats; None without an answer.
+
+    It knows the answer: it is for the diagnosis and for the method of that name only.
+    """
+    lm, known = models.reader, [e for e in examples if has_answer(e, settings.label.answer)]
+    rendered = [render(e, lm.scaffold, lm.config.window, settings) for e in known]
+    scores = models.reader_scorer.score([r.job for r in rendered])
+    labels = {
+        r.id: list(label(r, scored, settings).sal_a)
+        for r, scored in zip(rendered, scores, strict=True)
+    }
+    return [labels.get(example.question.id) for example in examples]
