@@ -3,7 +3,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 from rich import box
 from rich.console import Group, RenderableType
@@ -81,6 +82,35 @@ def bar(share: float) -> Text:
     cells = round(min(1.0, abs(share)) * BAR)
     left, right = ("━" * cells, "") if share < 0 else ("", "━" * cells)
     return Text.assemble((left.rjust(BAR), "red"), ("│", "dim"), (right.ljust(BAR), "green"))
+
+
+def compared(rows: Sequence[Mapping[str, Any]]) -> RenderableType:
+    """Return the table of an evaluation: a row a method, as `bfm.summary.rows` makes them."""
+    free = any(row.get("f1") is not None for row in rows)
+    table = Table(box=box.SIMPLE_HEAD)
+    names = ("exact match, 95 %", "F1, 95 %") if free else ("accuracy, 95 %",)
+    for name in ("method", *names, "log p(right)", "tokens", "turns", "evidence recall"):
+        table.add_column(name, justify="left" if name == "method" else "right", no_wrap=True)
+    for row in rows:
+        cells = [with_interval(row["accuracy"], row["low"], row["high"])]
+        if free:
+            cells.append(with_interval(*(row.get(k) for k in ("f1", "f1_low", "f1_high"))))
+        for key, form in (
+            ("logp", "{:.3f}"),
+            ("tokens", "{:.0f}"),
+            ("turns", "{:.1f}"),
+            ("recall", "{:.2f}"),
+        ):
+            cells.append("" if row.get(key) is None else form.format(row[key]))
+        table.add_row(row["method"], *cells, style="dim" if row["control"] else "")
+    return table
+
+
+def with_interval(value: float | None, low: float | None, high: float | None) -> str:
+    """Write a figure and its interval for a table; a dash for what is not known."""
+    if value is None:
+        return "–"
+    return f"{value:.2f}" if low is None else f"{value:.2f}  ({low:.2f} .. {high:.2f})"
 
 
 def _verdict(label: Label) -> Text:

@@ -128,13 +128,6 @@ def _reason(error: Exception) -> str:
     )
 
 
-def with_interval(value: float | None, low: float | None, high: float | None) -> str:
-    """Write a figure and its interval for a table; a dash for what is not known."""
-    if value is None:
-        return "–"
-    return f"{value:.2f}" if low is None else f"{value:.2f}  ({low:.2f} .. {high:.2f})"
-
-
 def join_processes() -> None:
     """Join the other processes of this run, where the environment says that there are some.
 

@@ -15,31 +15,15 @@ import _door
 
 
 def main(settings, workdir) -> None:
-    from bfm import comparing
+    from rich.console import Console
+
+    from bfm import comparing, show
 
     found = comparing.run(settings, workdir, shlex.join(["python", *sys.argv]))
-    show(found)
-    print(f"{workdir / 'report.html'}: {found['n']} examples, {len(found['rows'])} methods")
-
-
-def show(found) -> None:
-    from rich import box
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table(box=box.SIMPLE_HEAD)
-    for name in ("method", "accuracy, 95 %", "log p", "tokens", "turns", "evidence recall"):
-        table.add_column(name, justify="left" if name == "method" else "right")
-    for row in found["rows"]:
-        logp = "" if row["logp"] is None else f"{row['logp']:.3f}"
-        recall = "" if row["recall"] is None else f"{row['recall']:.2f}"
-        table.add_row(
-            row["method"], _door.with_interval(row["accuracy"], row["low"], row["high"]), logp,
-            f"{row['tokens']:.0f}", f"{row['turns']:.1f}", recall,
-        )  # fmt: skip
-    Console().print(table)
+    Console().print(show.compared(found["rows"]))
     for note in found["notes"]:
         print(note)
+    print(f"{workdir / 'report.html'}: {found['n']} examples, {len(found['rows'])} rows")
 
 
 if __name__ == "__main__":

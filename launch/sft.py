@@ -65,6 +65,8 @@ def show(found) -> None:
     from rich.console import Console
     from rich.table import Table
 
+    from bfm.show import with_interval
+
     for reason, count in sorted(found["counts"].items()):
         if count:
             print(f"  {count} {reason}")
@@ -78,7 +80,7 @@ def show(found) -> None:
         table.add_column(column)
     for name, value in after.items():
         if isinstance(value, list):
-            cells = (_door.with_interval(*found) for found in (before[name], value))
+            cells = (with_interval(*found) for found in (before[name], value))
             table.add_row(name.replace("_", " "), *cells)
     Console().print(table)
 

@@ -52,7 +52,7 @@ def show(rows) -> None:
     for column in ("run", *names):
         table.add_column(column.replace("_", " "))
     for name, found in rows:
-        table.add_row(name, *(_door.with_interval(*found[n]) for n in names))
+        table.add_row(name, *(with_interval(*found[n]) for n in names))
     Console().print(table)
 
 
