@@ -47,6 +47,8 @@ def show(rows) -> None:
     from rich.console import Console
     from rich.table import Table
 
+    from bfm.show import with_interval
+
     names = [name for name, value in rows[0][1].items() if isinstance(value, list)]
     table = Table(box=box.SIMPLE_HEAD)
     for column in ("run", *names):
