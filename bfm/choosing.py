@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from bfm import selectors
+from bfm.baselines import MAKERS, Note
 from bfm.dialogue import Example, Question, Turn, turns_of
 from bfm.heads import controller_prompt, prefilter
 from bfm.labeling import asked
@@ -20,6 +21,7 @@ from bfm.policy import Decision, decide, read_options
 from bfm.prompts import has_answer, turn_messages
 from bfm.saliency import Job, Scorer, focus
 from bfm.settings import Settings, SettingsError
+from bfm.systems import Systems, as_turns
 
 # Method -> what it does, in a few words; the controls answer from the options alone.
 METHODS: Mapping[str, str] = {
@@ -40,11 +42,19 @@ METHODS: Mapping[str, str] = {
     "evidence": "oracle: the labelled evidence",
     "sal_a": "oracle: turns whose Sal_a (it knows the answer) is over tau",
     "other": "control: the newest turns of another user's history",
+    "mem0": "Mem0 of its paper: facts with add, update, delete",
+    "mem0_add": "Mem0 2.x: facts, only added",
+    "amem": "A-MEM: linked notes that evolve",
+    "memorybank": "MemoryBank: pairs, day summaries, portrait",
+    "memorybank_c1": "the same, forgetting as published",
+    "memorybank_c5": "the same, forgetting five times as slowly",
+    "rmm": "RMM: topics with their turns; its reranker is trained on eval.tune_split",
     "longest": "control: the longest option",
     "shortest": "control: the shortest option",
     "first": "control: the first option",
 }
 CONTROLS = ("longest", "shortest", "first")
+SYSTEMS = tuple(MAKERS)  # memories that an LM writes
 WHOLE = ("full", "evidence", "sal_a")  # not held to eval.budget
 TUNED = (
     "random",
@@ -61,10 +71,14 @@ TUNED = (
 
 @dataclasses.dataclass(frozen=True)
 class Choice:
-    """What a method chose for one question: turns, best first, and the controller's gate if any."""
+    """What a method chose for one question: turns, best first, and the controller's gate if any.
+
+    notes: for a memory system, what stands in the place of the history; `turns` are places in it.
+    """
 
     turns: tuple[int, ...]
     decision: Decision | None = None
+    notes: tuple[Note, ...] | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,6 +95,7 @@ class Models:
     policy: LM | None
     encoder: Any = None
     own: Mapping[str, tuple[LM, Scorer]] = dataclasses.field(default_factory=dict)
+    systems: Systems | None = None
 
     def reader_of(self, method: str) -> tuple[LM, Scorer]:
         return self.own.get(method, (self.reader, self.reader_scorer))
@@ -143,6 +158,9 @@ def choose(
         return _controlled(questions, turns, sal_q, models, settings, method == "bfm_open")
     if method == "ebf":
         return _expected(questions, turns, sal_q, models, settings, k)
+    if method in SYSTEMS:
+        found = models.systems.search(method, questions, turns)
+        return [Choice(as_turns(notes)[1], notes=tuple(notes)) for notes in found]
     pairs = list(zip(questions, turns, strict=True))
     with_options = method.endswith("+o")
     match method.removesuffix("+o"):

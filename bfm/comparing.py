@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from bfm import report, summary
-from bfm.choosing import CONTROLS, TUNED, Models, parse_methods
+from bfm.baselines import backend
+from bfm.choosing import CONTROLS, SYSTEMS, TUNED, Models, parse_methods
 from bfm.dialogue import Example, RecordError, evidence_turns, group_of, turns_of
 from bfm.evaluation import evaluate
 from bfm.heads import controller_prompt, reader_room
@@ -29,10 +30,11 @@ from bfm.progress import Meter
 from bfm.prompts import PromptError
 from bfm.saliency import Scorer
 from bfm.settings import Settings, SettingsError, numbers
+from bfm.systems import Systems
 from bfm.tokenizer import TokenizerError
 
-RESULTS, SALIENCY, IDENTITY, SUMMARY, TUNED_K = (
-    "results.jsonl", "saliency.jsonl", "eval.meta.json", "summary.json", "tuned.json",
+RESULTS, SALIENCY, IDENTITY, SUMMARY, TUNED_K, SYSTEM_COSTS = (
+    "results.jsonl", "saliency.jsonl", "eval.meta.json", "summary.json", "tuned.json", "systems.json",
 )  # fmt: skip
 GROUP = 8  # examples that are worked on together
 SHOWN = 50  # examples in the browsable part of the report
@@ -51,6 +53,8 @@ def run(settings: Settings, workdir: Path, command: str = "") -> dict[str, Any]:
     files = open_base(settings)
     tuned = _open_tuned(settings, methods, files)
     _check_thinking(settings, files)
+    if bool(settings.eval.chat_url) != bool(settings.eval.chat_model):
+        raise SettingsError("eval.chat_model: give it together with eval.chat_url")
     check = lambda example: _check(example, files, settings)  # noqa: E731
     source = open_data(settings, check)
     others = other_users([group_of(source[i]) for i in range(len(source))])
@@ -71,12 +75,19 @@ def run(settings: Settings, workdir: Path, command: str = "") -> dict[str, Any]:
             "tokens": settings.train.tokens, "gate": settings.train.gate,
         },
     }  # fmt: skip
-    for name in ("contrasts", "reader", "readers"):  # the models' hashes stand for these
+    for name in (
+        "contrasts",
+        "reader",
+        "readers",
+        "chat_url",
+    ):  # hashes and the name stand for these
         del identity["settings"][name]
     done = _resume(workdir, identity, source, methods)
-    work = _Work(settings, files, tuned, methods)
+    work = _Work(settings, files, tuned, methods, workdir)
     ks = work.tune(dev, workdir) if dev else {}
     if done < len(source):
+        if dev and "rmm" in methods:
+            work.teach(dev, workdir)
         work.run(source, others, ks, workdir, done)
     results = read_lines(workdir / RESULTS)
     saliency = read_lines(workdir / SALIENCY)
@@ -87,7 +98,9 @@ def run(settings: Settings, workdir: Path, command: str = "") -> dict[str, Any]:
         name = f"jsonl:{Path(name.removeprefix('jsonl:')).name}"
     table = summary.rows(results, name)
     notes, valid = summary.notes(results, table)
+    costs = workdir / SYSTEM_COSTS
     found = {
+        "systems": json.loads(costs.read_text("utf-8")) if costs.exists() else [],
         "identity": identity, "data": name, "split": settings.split, "n": len(source),
         "valid": valid, "notes": notes, "rows": table, "command": command, "k": ks,
         "contrasts": summary.contrasts(results, pairs),
@@ -202,8 +215,9 @@ def parse_contrasts(text: str, methods: Sequence[str]) -> list[tuple[str, str]]:
 class _Work:
     """The models of a run, loaded when the first example needs them."""
 
-    def __init__(self, settings: Settings, files: ModelFiles, tuned, methods: Sequence[str]):
+    def __init__(self, settings, files: ModelFiles, tuned, methods: Sequence[str], workdir: Path):
         self.settings, self.files, self.tuned, self.methods = settings, files, tuned, methods
+        self.stores = Path(settings.eval.stores) if settings.eval.stores else workdir / "stores"
         self._models: Models | None = None
 
     @property
@@ -225,18 +239,39 @@ class _Work:
             return loaded[key]
 
         base = load(self.files)
-        encoder = None
-        if any(method.startswith("embedding") for method in self.methods):
+        encoder, named = None, [method for method in self.methods if method in SYSTEMS]
+        if named or any(method.startswith("embedding") for method in self.methods):
             from bfm import embed
 
             encoder = embed.load()
         policy, reader = self.tuned["policy"], self.tuned["reader"]
         own = {name.removeprefix("of "): load(one) for name, one in self.tuned.items()
                if name.startswith("of ")}  # fmt: skip
+        systems = None
+        if named:
+            systems = Systems(named, self._backend(base[0], encoder), self.stores, settings.seed)
         return Models(
             *base, *(load(reader) if reader else base), load(policy)[0] if policy else None,
-            encoder, own,
+            encoder, own, systems,
         )  # fmt: skip
+
+    def _backend(self, lm, encoder) -> backend.Backend:
+        asked = self.settings.eval
+        if not asked.chat_url:
+            return backend.local(lm, encoder)
+        from bfm import embed
+
+        return backend.endpoint(
+            asked.chat_url, asked.chat_model, embed=lambda texts: embed.embed(encoder, texts),
+            count_tokens=lambda text: len(lm.scaffold.tokenizer.encode(text)),
+        )  # fmt: skip
+
+    def teach(self, dev, workdir: Path) -> None:
+        """Train RMM's reranker on the questions of the tuning split; they carry no gold."""
+        place = workdir / "rmm.json"
+        if not place.exists():
+            questions = [dev[i].question for i in range(len(dev))]
+            write_json(place, self.models.systems.teach(questions, self.settings.unit))
 
     def tune(self, dev, workdir: Path) -> dict[str, int]:
         """Return each selector's k: best on dev by accuracy, then by log p, then the smaller one."""
@@ -295,6 +330,8 @@ class _Work:
                 text = (json.dumps(line, ensure_ascii=False) for own in found.lines for line in own)
                 results.write("".join(line + "\n" for line in text))
                 results.flush()
+                if self.models.systems:
+                    write_json(workdir / SYSTEM_COSTS, self.models.systems.costs())
                 meter.add(len(examples))
 
 

@@ -21,6 +21,7 @@ from bfm.dialogue import Example, Question, Turn, evidence_turns, group_of, turn
 from bfm.heads import ReaderPrompt, reader_prompt, reader_room
 from bfm.policy import Reading, credit
 from bfm.settings import Settings
+from bfm.systems import as_turns
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,13 +83,15 @@ def evaluate(
                 continue
             prompt, choice = shown[method][i], chosen[method][i]
             reply, logp = found[method, i]
-            line = grade(
-                example, method, reply, oracle.evidence[i],
-                () if method == "other" else prompt.evidence, choice, logp,
-            )  # fmt: skip
+            read = _read(method, prompt, choice)
+            line = grade(example, method, reply, oracle.evidence[i], read, choice, logp)
             scaffold = models.reader_of(method)[0].scaffold
             line["n_turns"] = len(turns[i])
             line["calls"] = 2 if method in ("bfm", "bfm_open") else 1
+            if (
+                choice.notes is not None
+            ):  # what it asked while it searched stands in the systems' table
+                line["gate"] = int(bool(prompt.prefix))
             suffix = scaffold.suffix(example.question, letters=settings.label.answer != "text")
             line["tokens"] = len(scaffold.head) + len(prompt.prefix) + len(suffix.ids)
             line["memory_tokens"], line["written"] = len(prompt.prefix), reply.written
@@ -100,6 +103,16 @@ def evaluate(
     return Evaluated(lines, sal_q, sal_a)
 
 
+def _read(method: str, prompt: ReaderPrompt, choice: Choice) -> tuple[int, ...]:
+    """Return the turns of the user's history that the reader was shown, or that its notes rest on."""
+    if method == "other":
+        return ()
+    if choice.notes is None:
+        return prompt.evidence
+    order = dict(zip(choice.turns, choice.notes, strict=True))
+    return tuple(sorted({turn for place in prompt.evidence for turn in order[place].turns}))
+
+
 def _show(chosen, questions, turns, others, models, settings) -> dict[str, list[ReaderPrompt]]:
     """Render what each method chose, the same for all, within the budget of tokens."""
     shown = {}
@@ -109,6 +122,7 @@ def _show(chosen, questions, turns, others, models, settings) -> dict[str, list[
             history = others
         shown[method] = []
         for question, own, choice in zip(questions, history, choices, strict=True):
+            own = own if choice.notes is None else as_turns(choice.notes)[0]
             room = reader_room(scaffold, question, settings, settings.eval.max_tokens)
             if method not in WHOLE:
                 room = min(room, settings.eval.budget)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -100,7 +100,7 @@ def sections(summary: Mapping[str, Any], results: Sequence[Row]) -> list[Section
         ),
     )  # fmt: skip
     return [
-        _accuracy(rows),
+        _accuracy(rows, {s["system"] for s in summary.get("systems") or () if not s["measured"]}),
         _tokens(rows),
         _part("Contrasts", summary.get("contrasts"), ("a", "b", "difference"),
               "No contrast was declared for this run.", _contrasts),
@@ -120,13 +120,15 @@ def sections(summary: Mapping[str, Any], results: Sequence[Row]) -> list[Section
         by_bin("Accuracy by place of the right option", "by_position", "letter of the right option"),
         _part("Cost of a question", found.get("cost"), ("method", "turns", "p50_s"),
               "Time was not measured at growing histories.", lambda part: _cost(part, drawn)),
+        _part("Memory systems", summary.get("systems"), ("system",),
+              "No memory system was run.", _systems),
     ]  # fmt: skip
 
 
 # Parts
 
 
-def _accuracy(rows: Sequence[Row]) -> Section:
+def _accuracy(rows: Sequence[Row], unmeasured: Collection[str] = ()) -> Section:
     title = "Accuracy"
     if not rows:
         return Section(title, "No method was run.")
@@ -153,7 +155,9 @@ def _accuracy(rows: Sequence[Row]) -> Section:
         what = "exact match, %" if free else "accuracy, %"
         columns = {
             f"{what} ({name})" if name else what: _percent,
-            "F1, %": lambda r: _range(r.get("f1"), r.get("f1_low"), r.get("f1_high"), "{:.1f}", 100),
+            "F1, %": lambda r: _range(
+                r.get("f1"), r.get("f1_low"), r.get("f1_high"), "{:.1f}", 100
+            ),
             "log p(right), nats": lambda r: _range(
                 r.get("logp"), r.get("logp_low"), r.get("logp_high"), "{:.2f}"
             ),
@@ -168,7 +172,8 @@ def _accuracy(rows: Sequence[Row]) -> Section:
         }  # fmt: skip
         tables.append(Table(
             ("method", *columns),
-            [(_name(row), *(cell(row) for cell in columns.values())) for row in own],
+            [(_name(row) + (" (not measured with this model)" if row["method"] in unmeasured else ""),
+              *(cell(row) for cell in columns.values())) for row in own],
             bold=frozenset((i, 1) for i in _best(own, own)),
         ))  # fmt: skip
     text = (
@@ -317,6 +322,37 @@ def _agreement(part: Sequence[Row]) -> Section:
     table = Table(("stratum", "rho", "n"), rows)
     svg = plots.dots(part, "stratum", "rho", "rank correlation of Sal_q with Sal_a")
     return Section("Rank agreement of Sal_q with Sal_a", text, (table,), (svg,))
+
+
+def _systems(part: Sequence[Row]) -> Section:
+    columns = {
+        "histories": ("histories", "{:,g}"), "records": ("records", "{:,.1f}"),
+        "characters": ("characters", "{:,.0f}"),
+    }  # fmt: skip
+    for phase, unit in (("add", "turn"), ("ask", "question")):
+        columns |= {
+            f"calls a {unit}": (f"{phase}_calls", "{:.2f}"),
+            f"prompt tokens a {unit}": (f"{phase}_prompt_tokens", "{:,.0f}"),
+            f"written a {unit}": (f"{phase}_generated_tokens", "{:,.0f}"),
+            f"s a {unit}": (f"{phase}_seconds", "{:.2f}"),
+        }
+    for head, key in (
+        ("replies", "asked"),
+        ("second tries", "retries"),
+        ("fallbacks", "fallbacks"),
+    ):
+        columns[head] = key, "{:,g}"
+    rows = [
+        (row["system"], *(_number(row.get(key), form) for key, form in columns.values()),
+         "yes" if row["measured"] else "no")
+        for row in part
+    ]  # fmt: skip
+    text = (
+        "What the memory systems cost, and how often a reply could not be read. Where over a fifth of "
+        "the replies fell back, the row says nothing about the system: it was not measured with this "
+        "model."
+    )
+    return Section("Memory systems", text, (Table(("system", *columns, "measured"), rows),))
 
 
 def _separation(part: Sequence[Row]) -> Section:

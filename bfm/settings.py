@@ -166,6 +166,15 @@ class EvalSettings:
         "", "comma text such as 1,3,5,10: each selector's k is the best of these on eval.tune_split"
     )
     tune_split: str = _field("", "split of the data that k is tuned on")
+    stores: str = _field(
+        "", "folder of the memory systems' stores, read and added to; empty: stores/ of the workdir"
+    )
+    chat_url: str = _field(
+        "",
+        "OpenAI-compatible endpoint that writes the memory systems' stores, key in BFM_API_KEY; empty: "
+        "the base model",
+    )
+    chat_model: str = _field("", "name of the model at eval.chat_url")
     sal_a: bool = _field(
         True, "also score Sal_a of every turn (with the reader): diagnosis, and the method sal_a"
     )

@@ -59,7 +59,8 @@ def make_batch(
     bins: Sequence[Sequence[Row]], height: int, width: int, controller_weight: float
 ) -> Batch:
     """Lay rows out as arrays of height x width: `bins[i]` are the rows that share sequence i."""
-    n = bucket(max(sum(len(r.ids) - r.start for r in rows) for rows in bins))
+    # At least 32 answer tokens and half-octave widths: few programs for rows of all lengths.
+    n = bucket(max(32, *(sum(len(r.ids) - r.start for r in rows) for rows in bins)))
     tokens, positions, segments = (np.zeros((height, width), np.int32) for _ in range(3))
     index, span = np.zeros((height, n), np.int32), np.full((height, n), -1, np.int32)
     target, weight = np.zeros((height, n, 1), np.int32), np.zeros((height, n), np.float32)
@@ -111,7 +112,7 @@ def split_batch(rows: Sequence[Row], train: TrainSettings, shards: int) -> list[
             height, width = -(-len(bins) // shards) * shards, train.tokens
         else:
             bins = [[row] for row in chosen]
-            height, width = per_part, bucket(len(chosen[0].ids))
+            height, width = per_part, bucket(len(chosen[0].ids), parts=2)
         batches.append(make_batch(bins, height, width, train.controller_weight))
     return batches
 

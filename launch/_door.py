@@ -67,6 +67,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def _input_errors() -> tuple[type[Exception], ...]:
+    from bfm.baselines import BackendError, StoreError
     from bfm.checkpoint import CheckpointError
     from bfm.dialogue import RecordError
     from bfm.embed import EmbedError
@@ -82,6 +83,7 @@ def _input_errors() -> tuple[type[Exception], ...]:
     return (
         *(UsageError, DataError, RecordError, WorkdirError, ModelError, ConfigError),
         *(SettingsError, ShardingError, TokenizerError, WeightsError, EmbedError, CheckpointError),
+        *(BackendError, StoreError),
     )
 
 
@@ -155,10 +157,16 @@ def join_processes() -> None:
 
 
 def enable_compile_cache() -> None:
-    """Keep compiled programs in the user's cache, so that a second run starts in seconds."""
+    """Keep compiled programs in the user's cache, so that a second run starts in seconds.
+
+    JAX_COMPILATION_CACHE_DIR names another place, under jax's own rules.
+    """
     import jax
 
     from bfm.wheel import cache_dir
+
+    if os.environ.get("JAX_COMPILATION_CACHE_DIR"):
+        return
 
     jax.config.update("jax_compilation_cache_dir", str(cache_dir() / "compiled"))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.3)

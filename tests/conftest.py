@@ -2,10 +2,17 @@
 """Eight simulated devices before the backend starts; models are made on the spot."""
 
 import os
+from pathlib import Path
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
-# Tiny programs are compiled by the hundred and run once: compile them quickly.
+# Tiny programs are compiled by the hundred and run once: compile them quickly, and each shape once for
+# all modules, workers and child processes.
 os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")
+os.environ.setdefault(
+    "JAX_COMPILATION_CACHE_DIR", str(Path(__file__).parents[1] / ".cache" / "jax")
+)
+os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
+os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
 
 import jax
 import pytest

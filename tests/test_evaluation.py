@@ -48,7 +48,7 @@ def record(i: int) -> dict:
 def settings(path, methods=QUIET, **changes) -> Settings:
     return Settings(
         model=ModelSettings(path="", arch="tiny"), data=f"jsonl:{path}", methods=methods, tau="0.0",
-        prefilter_k=3, max_focus=2, eval=EvalSettings(k=2, budget=64, **changes),
+        prefilter_k=3, max_focus=2, eval=EvalSettings(**{"k": 2, "budget": 64} | changes),
         train=TrainSettings(tokens=1024),
     )  # fmt: skip
 

@@ -194,7 +194,6 @@ def test_a_whole_run(made, whole, monkeypatch, capfd):
     monkeypatch.setattr(sys, "argv", argv)
     with pytest.raises(SystemExit) as ended:
         runpy.run_path(argv[0], run_name="__main__")
-    jax.config.update("jax_compilation_cache_dir", None)  # the door had set it
     assert ended.value.code == 2 and "learning_rate is 0.003 there" in capfd.readouterr().err
 
 

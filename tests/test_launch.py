@@ -9,7 +9,6 @@ import sys
 from pathlib import Path
 from types import SimpleNamespace
 
-import jax
 import pytest
 
 from bfm.settings import Settings, SettingsError, default_config, describe
@@ -38,7 +37,6 @@ def refused(monkeypatch, capfd):
         monkeypatch.setattr(sys, "argv", [script, *map(str, args)])
         with pytest.raises(SystemExit) as ended:
             runpy.run_path(str(ROOT / "launch" / script), run_name="__main__")
-        jax.config.update("jax_compilation_cache_dir", None)  # the door had set it
         out, err = capfd.readouterr()
         return SimpleNamespace(returncode=ended.value.code, stdout=out, stderr=err)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 from pathlib import Path
 
 import jax
@@ -45,10 +46,39 @@ def dot(x: jax.Array, w: jax.Array | LowRank, n: int = 1) -> jax.Array:
     """Contract the last `n` axes of x with the first `n` of w: w's dtype in, fp32 out."""
     if isinstance(w, LowRank):
         return dot(x, w.frozen, n) + w.scale * dot(dot(x, w.a, n), w.b)
-    axes = tuple(range(x.ndim - n, x.ndim)), tuple(range(n))
-    return jax.lax.dot_general(
-        x.astype(w.dtype), w, (axes, ((), ())), preferred_element_type=jnp.float32
-    )
+    rows, inner = x.shape[: x.ndim - n], w.shape[n:]
+    size = math.prod(w.shape[:n])
+    y = _product(x.astype(w.dtype).reshape(-1, size), w.reshape(size, -1))
+    return y.reshape(*rows, *inner)
+
+
+@jax.custom_vjp
+def _product(x_MI: jax.Array, w_IO: jax.Array) -> jax.Array:
+    """x w of operands of one dtype, fp32 out.
+
+    Its gradients are products of the narrow dtype too, with fp32 sums, and each has its operands in the
+    order in which they lie: the transposition that autodiff would choose copies large activations.
+    """
+    return _contract(x_MI, w_IO, 1, 0)
+
+
+def _contract(x: jax.Array, y: jax.Array, i: int, j: int) -> jax.Array:
+    axes = (((i,), (j,)), ((), ()))
+    return jax.lax.dot_general(x, y, axes, preferred_element_type=jnp.float32)
+
+
+def _forward(x_MI, w_IO):
+    return _contract(x_MI, w_IO, 1, 0), (x_MI, w_IO)
+
+
+def _backward(kept, dy_MO):
+    x_MI, w_IO = kept
+    dy_MO = dy_MO.astype(w_IO.dtype)
+    dx_MI, dw_IO = _contract(dy_MO, w_IO, 1, 1), _contract(x_MI, dy_MO, 0, 0)
+    return dx_MI.astype(x_MI.dtype), dw_IO.astype(w_IO.dtype)
+
+
+_product.defvjp(_forward, _backward)
 
 
 def batched(spec: str, x: jax.Array, y: jax.Array) -> jax.Array:

@@ -1,0 +1,116 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Memory systems in the harness: stores built once, provenance kept, failures told apart."""
+
+import dataclasses
+import json
+
+import pytest
+
+from bfm import comparing, systems
+from bfm.baselines import Note
+from bfm.baselines.tasks import DECIDE, FACTS
+from bfm.dialogue import parse_example, turns_of
+from bfm.settings import SettingsError
+from tests import test_evaluation as harness
+from tests.scripted import Script
+from tests.test_embed import write_folder
+
+TASKS = {"facts": FACTS, "decide": DECIDE}
+
+
+def exchange(prompt: str) -> str:
+    return prompt.split("NEW EXCHANGE:\n")[1].split("\n\n")[0]
+
+
+@pytest.fixture
+def scripted(tmp_path, monkeypatch):
+    folder = tmp_path / "encoder"
+    folder.mkdir()
+    write_folder(folder)
+    monkeypatch.setenv("BFM_EMBED", str(folder))
+
+    def use(facts, decide="ADD"):
+        script = Script({"facts": [facts], "decide": [decide]}, TASKS)
+        monkeypatch.setattr(comparing._Work, "_backend", lambda self, lm, encoder: script.backend)
+        return script
+
+    return use
+
+
+def records(n=3):
+    return [harness.record(i) for i in range(n)]
+
+
+def test_notes_are_read_like_turns_and_keep_their_sources(scripted, tmp_path):
+    script = scripted(lambda prompt: f"- {exchange(prompt)}")
+    data = harness.write(tmp_path / "data.jsonl", records())
+    asked = harness.settings(
+        data, "none,mem0", sal_a=False, budget=300, stores=str(tmp_path / "stores")
+    )
+    found = comparing.run(asked, tmp_path / "w")
+    lines = [x for x in harness.read(tmp_path / "w") if x["method"] == "mem0"]
+    for line in lines:
+        assert line["gate"] == 1 and line["evidence"] and set(line["evidence"]) <= {0, 1, 2, 3}
+        assert line["memory_tokens"] > 0 and line["recall"] is not None
+    [row] = found["systems"]
+    assert row["system"] == "mem0" and row["measured"] and row["histories"] == 3
+    assert row["add_calls"] == (12 + 9) / 12  # a call a turn for facts, one for each but the first
+    assert "mem0" in (tmp_path / "w" / "report.md").read_text()
+    # The stores serve another run, which asks for nothing to be written.
+    before = len(script.asked)
+    comparing.run(dataclasses.replace(asked, methods="mem0,recency"), tmp_path / "again")
+    assert len(script.asked) == before
+    kept = [x for x in harness.read(tmp_path / "again") if x["method"] == "mem0"]
+    assert [x["probs"] for x in kept] == [x["probs"] for x in lines]
+    stores = (tmp_path / "stores" / "mem0.jsonl").read_text("utf-8").split("\n")[:-1]
+    names = [json.loads(x)["user"] for x in stores]
+    assert len(set(names)) == 3
+
+
+def test_a_model_that_cannot_do_it_is_not_measured(scripted, tmp_path):
+    scripted("I am sorry, that is hard to say in general.", decide="maybe")
+    data = harness.write(tmp_path / "data.jsonl", records(2))
+    found = comparing.run(harness.settings(data, "mem0", sal_a=False), tmp_path / "w")
+    assert not found["systems"][0]["measured"]
+    assert "not measured with this model" in (tmp_path / "w" / "report.md").read_text()
+
+
+def test_gold_moves_no_store(scripted, tmp_path):
+    scripted(lambda prompt: f"- {exchange(prompt)}")
+    runs = {}
+    for name in ("plain", "scrambled"):
+        own = records()
+        if name == "scrambled":
+            for i, r in enumerate(own):
+                r |= {"answer_index": (i + 1) % 3, "evidence": [(i + 2) % 4]}
+        data = harness.write(tmp_path / f"{name}.jsonl", own)
+        comparing.run(harness.settings(data, "mem0", sal_a=False), tmp_path / name)
+        stores = (tmp_path / name / "stores" / "mem0.jsonl").read_text()
+        runs[name] = [json.loads(x)["store"]["facts"] for x in stores.split("\n")[:-1]]
+    assert runs["plain"] == runs["scrambled"]
+
+
+def test_notes_stand_in_the_order_of_their_turns():
+    notes = [Note("late", "d9", (5, 7)), Note("whole life", "", ()), Note("early", "d1", (1,))]
+    turns, ranked = systems.as_turns(notes)
+    assert [turn.messages[0].content for turn in turns] == ["whole life", "early", "late"]
+    assert [turns[place].messages[0].content for place in ranked] == ["late", "whole life", "early"]
+    assert turns[2].messages[0].time == "d9" and turns[0].messages[0].name == systems.LABEL
+
+
+def test_a_history_is_named_by_all_that_it_says():
+    def key(**changes):
+        turn = {"role": "user", "content": "I like tea", "time": "d1"} | changes
+        example = parse_example({"id": "x", "turns": [turn], "query": "q?", "answer": "a"})
+        return systems.history_key(turns_of(example.question.messages))
+
+    assert key() == key()
+    assert len({key(), key(time="d2"), key(content="I like Tea"), key(name="Ann")}) == 4
+
+
+def test_an_endpoint_needs_a_model(tmp_path):
+    data = harness.write(tmp_path / "data.jsonl", records(1))
+    with pytest.raises(SettingsError, match="chat_model"):
+        comparing.run(
+            harness.settings(data, "mem0", chat_url="http://localhost:1/v1"), tmp_path / "w"
+        )
