@@ -289,6 +289,10 @@ class Settings:
     on_bad_record: str = _field(
         "stop", "a bad record stops the run before it starts, or is counted", among=("stop", "skip")
     )
+    topology: str = _field(
+        "v5e:4x4", "what launch/aot.py compiles for: comma text of TPU slices, GENERATION:AxB[xC]"
+    )
+    job: str = _field("sft", "whose step launch/aot.py compiles", among=("sft", "label", "eval"))
     dump_tokens: bool = _field(False, "also write every scored sequence to tokens.jsonl")
 
     @property
