@@ -275,7 +275,7 @@ class Settings:
         "labels.jsonl to train on, made by launch/label.py; empty: launch/sft.py makes them first",
     )
     methods: str = _field(
-        "bfm,none,full,recency,bm25,embedding,sal_q,ebf,evidence,random,other,longest,shortest,first",
+        "bfm,none,full,recency,bm25,embedding,sal_q,ebf,evidence,random,longest,shortest,first",
         "what launch/eval.py compares, comma text",
     )
     policy: str = _field(

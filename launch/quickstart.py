@@ -33,7 +33,7 @@ def main() -> None:
 
     from bfm import comparing, finetune, labeling, show
     from bfm.dialogue import Label
-    from bfm.jsonl import JsonlSource
+    from bfm.jsonl import JsonlSource, read_lines
     from bfm.settings import Settings, SettingsError
     from bfm.wheel import cache_dir
 
@@ -74,7 +74,7 @@ def main() -> None:
     export = workdir / "sft" / finetune.EXPORT
     if not export.exists() and finetune.run(tuned, workdir / "sft")["stopped"]:
         sys.exit("stopped, checkpoint saved; the same command goes on")
-    losses = [line["loss"] for line in comparing.read_lines(workdir / "sft" / finetune.METRICS)]
+    losses = [line["loss"] for line in read_lines(workdir / "sft" / finetune.METRICS)]
     told = ", ".join(f"{loss:.2f}" for loss in losses)
     console.print(
         f"\n2 of 3, fine-tuning: {len(losses)} updates of 4 rows; loss, nats a token: {told}."

@@ -16,6 +16,7 @@ from bfm.dialogue import parse_example, turns_of
 from bfm.extract import choice
 from bfm.extract import f1 as f1_words
 from bfm.intervals import contrast, f1, holm, interval, mean
+from bfm.jsonl import DataError
 from bfm.labeling import WorkdirError
 from bfm.lm import ModelError
 from bfm.saliency import Job, Scorer
@@ -408,6 +409,12 @@ def test_methods_that_are_none_are_refused(text):
     with pytest.raises(SettingsError, match="methods"):
         parse_methods(text)
     assert parse_methods("bfm, full") == ("bfm", "full") and set(QUIET.split(",")) < set(METHODS)
+
+
+def test_a_method_that_needs_options_says_so(tmp_path):
+    data = write(tmp_path / "data.jsonl", [free(0)])
+    with pytest.raises(DataError, match=r"'r0'.*options: missing: the method ebf"):
+        comparing.run(settings(data, "none,ebf"), tmp_path / "w")
 
 
 def test_contrasts_are_declared(done):

@@ -10,6 +10,7 @@ from bfm import comparing, systems
 from bfm.baselines import Note
 from bfm.baselines.tasks import DECIDE, FACTS
 from bfm.dialogue import parse_example, turns_of
+from bfm.harness import Harness
 from bfm.settings import SettingsError
 from tests import test_evaluation as harness
 from tests.scripted import Script
@@ -31,7 +32,7 @@ def scripted(tmp_path, monkeypatch):
 
     def use(facts, decide="ADD"):
         script = Script({"facts": [facts], "decide": [decide]}, TASKS)
-        monkeypatch.setattr(comparing._Work, "_backend", lambda self, lm, encoder: script.backend)
+        monkeypatch.setattr(Harness, "backend", lambda self, lm, encoder: script.backend)
         return script
 
     return use

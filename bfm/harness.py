@@ -1,0 +1,155 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The models of an evaluation at work: k tuned, rerankers taught, groups of examples run to files."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+from bfm import summary
+from bfm.baselines import backend
+from bfm.choosing import SYSTEMS, TUNED, Models
+from bfm.dialogue import turns_of
+from bfm.evaluation import evaluate
+from bfm.jsonl import write_json
+from bfm.lm import ModelFiles
+from bfm.progress import Meter
+from bfm.saliency import Scorer
+from bfm.settings import numbers
+from bfm.systems import Systems
+
+RESULTS, SALIENCY, TUNED_K, SYSTEM_COSTS = (
+    "results.jsonl", "saliency.jsonl", "tuned.json", "systems.json",
+)  # fmt: skip
+GROUP = 8  # examples that are worked on together
+
+
+class Harness:
+    """The models of a run, loaded when the first example needs them."""
+
+    def __init__(self, settings, files: ModelFiles, tuned, methods: Sequence[str], workdir: Path):
+        self.settings, self.files, self.tuned, self.methods = settings, files, tuned, methods
+        self.stores = Path(settings.eval.stores) if settings.eval.stores else workdir / "stores"
+        self._models: Models | None = None
+
+    @property
+    def models(self) -> Models:
+        if self._models is None:
+            self._models = self._load()
+        return self._models
+
+    def _load(self) -> Models:
+        settings, dtype = self.settings, self.settings.model.dtype
+        loaded: dict[str, tuple] = {}
+
+        def load(files: ModelFiles) -> tuple:
+            key = files.source.sha256()
+            if key not in loaded:
+                lm = files.load(dtype)
+                scorer = Scorer(lm.decoder, lm.scaffold.head, batch_size=settings.batch_size)
+                loaded[key] = lm, scorer
+            return loaded[key]
+
+        base = load(self.files)
+        encoder, named = None, [method for method in self.methods if method in SYSTEMS]
+        if named or any(method.startswith("embedding") for method in self.methods):
+            from bfm import embed
+
+            encoder = embed.load()
+        policy, reader = self.tuned["policy"], self.tuned["reader"]
+        own = {name.removeprefix("of "): load(one) for name, one in self.tuned.items()
+               if name.startswith("of ")}  # fmt: skip
+        systems = None
+        if named:
+            systems = Systems(named, self.backend(base[0], encoder), self.stores, settings.seed)
+        return Models(
+            *base, *(load(reader) if reader else base), load(policy)[0] if policy else None,
+            encoder, own, systems,
+        )  # fmt: skip
+
+    def backend(self, lm, encoder) -> backend.Backend:
+        asked = self.settings.eval
+        if not asked.chat_url:
+            return backend.local(lm, encoder)
+        from bfm import embed
+
+        return backend.endpoint(
+            asked.chat_url, asked.chat_model, embed=lambda texts: embed.embed(encoder, texts),
+            count_tokens=lambda text: len(lm.scaffold.tokenizer.encode(text)),
+        )  # fmt: skip
+
+    def teach(self, dev, workdir: Path) -> None:
+        """Train RMM's reranker on the questions of the tuning split; they carry no gold."""
+        place = workdir / "rmm.json"
+        if not place.exists():
+            questions = [dev[i].question for i in range(len(dev))]
+            write_json(place, self.models.systems.teach(questions, self.settings.unit))
+
+    def tune(self, dev, workdir: Path) -> dict[str, int]:
+        """Return each selector's k: best on dev by accuracy, then by log p, then the smaller one."""
+        place, settings = workdir / TUNED_K, self.settings
+        if place.exists():
+            return json.loads(place.read_text("utf-8"))["k"]
+        methods = [method for method in self.methods if method in TUNED]
+        examples, curve = [dev[i] for i in range(len(dev))], []
+        values = numbers(settings.eval.tune, "eval.tune")
+        without = dataclasses.replace(
+            settings, eval=dataclasses.replace(settings.eval, sal_a=False)
+        )
+        with Meter("tuning k", len(values) * len(examples), "examples") as meter:
+            for k in values:
+                lines = []
+                for start in range(0, len(examples), GROUP):
+                    part = examples[start : start + GROUP]
+                    none = [()] * len(part)
+                    ks = dict.fromkeys(methods, k)
+                    lines += evaluate(part, none, methods, self.models, without, ks).lines
+                    meter.add(len(part))
+                curve += [
+                    {
+                        "k": k,
+                        **{name: row[name] for name in ("method", "accuracy", "logp", "tokens")},
+                    }
+                    for row in summary.rows([line for own in lines for line in own], "")
+                    if not row["control"]
+                ]
+        best = lambda row: (row["accuracy"], row["logp"] or 0.0, -row["k"])  # noqa: E731
+        ks = {m: max((r for r in curve if r["method"] == m), key=best)["k"] for m in methods}
+        write_json(place, {"k": ks, "split": settings.eval.tune_split, "curve": curve})
+        return ks
+
+    def run(self, source, others, ks, workdir: Path, done: int) -> None:
+        """Evaluate the examples from `done` on, a group at a time."""
+        settings = self.settings
+        with (
+            open(workdir / RESULTS, "a", encoding="utf-8", newline="\n") as results,
+            open(workdir / SALIENCY, "a", encoding="utf-8", newline="\n") as saliency,
+            Meter("evaluating", len(source), "examples") as meter,
+        ):
+            meter.skip(done)
+            for start in range(done, len(source), GROUP):
+                places = range(start, min(start + GROUP, len(source)))
+                examples = [source[i] for i in places]
+                histories = [
+                    turns_of(source[others[i]].question.messages, settings.unit)
+                    if "other" in self.methods else () for i in places
+                ]  # fmt: skip
+                found = evaluate(examples, histories, self.methods, self.models, settings, ks)
+                for example, q, a in zip(examples, found.sal_q, found.sal_a, strict=True):
+                    line = {"id": example.question.id, "sal_q": _rounded(q), "sal_a": _rounded(a)}
+                    saliency.write(json.dumps(line, ensure_ascii=False) + "\n")
+                saliency.flush()
+                text = (json.dumps(line, ensure_ascii=False) for own in found.lines for line in own)
+                results.write("".join(line + "\n" for line in text))
+                results.flush()
+                if self.models.systems:
+                    write_json(workdir / SYSTEM_COSTS, self.models.systems.costs())
+                meter.add(len(examples))
+
+
+def _rounded(values: Sequence[float | None] | None) -> list[float | None] | None:
+    if values is None:
+        return None
+    return [None if value is None else round(value, 5) for value in values]
