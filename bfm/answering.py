@@ -15,7 +15,7 @@ from bfm.dialogue import Question
 from bfm.extract import CLOSE, choice
 from bfm.generate import Reply, reply
 from bfm.lm import LM
-from bfm.policy import Reading, asked, option_suffixes, read_options, reading_of
+from bfm.policy import Reading, asked, read_options
 from bfm.saliency import Job, Scorer, Suffix
 from bfm.settings import Settings
 
@@ -49,11 +49,14 @@ def answers(
     Questions without options are written, others too with eval.answer=generate. Equal blocks of a
     question are answered once. Raises PromptError where the model has no thinking block to open.
     """
-    distinct = [list(dict.fromkeys(own)) for own in blocks]
-    places = [(i, block) for i, own in enumerate(distinct) for block in own]
+    places = [(i, block) for i, own in enumerate(blocks) for block in dict.fromkeys(own)]
     thoughts = _think(reader, questions, places, settings)
-    readings = _believe(scorer, reader, questions, distinct, thoughts, settings)
-    replies = _write(reader, questions, places, thoughts, settings)
+    prompts = {
+        (i, block): (*block, *asked(reader.scaffold, questions[i], settings.label.answer, thought))
+        for (i, block), thought in zip(places, thoughts, strict=True)
+    }
+    readings = _believe(scorer, reader, questions, prompts, settings)
+    replies = _write(reader, questions, prompts, settings)
     found = {}
     for (i, block), thought in zip(places, thoughts, strict=True):
         written, wrote = replies.get((i, block)), len(thought)
@@ -73,6 +76,12 @@ def written_to(question: Question, settings: Settings) -> bool:
     return not question.options or settings.eval.answer == "generate"
 
 
+def longest(question: Question, settings: Settings) -> int:
+    """Return the tokens to keep free for thinking and for a written answer."""
+    thinking = settings.eval.thinking + 16 if settings.eval.thinking else 0  # 16: around the block
+    return thinking + (settings.eval.max_tokens if written_to(question, settings) else 0)
+
+
 def reference_logp(
     scorer: Scorer,
     reader: LM,
@@ -82,15 +91,17 @@ def reference_logp(
 ) -> list[list[float]]:
     """Return log p(reference answer) under each block, nats: graded after everything is predicted."""
     scaffold, jobs = reader.scaffold, []
-    for question, text, own in zip(questions, answers, blocks, strict=True):
-        bare = asked(scaffold, question, "text")
-        ids = (*bare.ids, *scaffold.tokenizer.encode(text), scaffold.end)
-        suffix = Suffix(ids, bare.q, (len(bare.ids), len(ids)))
-        jobs.append(Job(tuple(b for b in dict.fromkeys(own) if b), (suffix,)))
+    prompts = [
+        [(*block, *asked(scaffold, question, "text")) for block in own]
+        for question, own in zip(questions, blocks, strict=True)
+    ]
+    for text, own in zip(answers, prompts, strict=True):
+        ids = (*scaffold.tokenizer.encode(text), scaffold.end)
+        jobs.append(Job(tuple(dict.fromkeys(own)), (Suffix(ids, (0, 0), (0, len(ids))),)))
     found = []
-    for job, own, scored in zip(jobs, blocks, scorer.score(jobs), strict=True):
-        by_block = dict(zip(((), *job.prefixes), scored, strict=True))
-        found.append([by_block[block][0].logp_a for block in own])
+    for job, own, scored in zip(jobs, prompts, scorer.score(jobs), strict=True):
+        by_prompt = dict(zip(job.prefixes, scored[1:], strict=True))
+        found.append([by_prompt[prompt][0].logp_a for prompt in own])
     return found
 
 
@@ -101,7 +112,7 @@ def _think(reader: LM, questions, places, settings: Settings) -> list[tuple[int,
     scaffold, form = reader.scaffold, settings.label.answer
     opening, close = scaffold.tokenizer.thinking()
     prompts = [
-        (*scaffold.head, *block, *asked(scaffold, questions[i], form, opening).ids)
+        (*scaffold.head, *block, *asked(scaffold, questions[i], form, opening))
         for i, block in places
     ]
     thought = reply(
@@ -112,51 +123,34 @@ def _think(reader: LM, questions, places, settings: Settings) -> list[tuple[int,
     return [(*opening, *t.ids, *closing) for t in thought]
 
 
-def _believe(scorer, reader, questions, distinct, thoughts, settings) -> dict:
-    """Return (question, block) -> belief in its options."""
-    found, at, scaffold = {}, iter(thoughts), reader.scaffold
-    if not settings.eval.thinking:
-        own = [i for i, question in enumerate(questions) if question.options]
-        readings = read_options(
-            scorer,
-            scaffold,
-            [questions[i] for i in own],
-            [distinct[i] for i in own],
-            settings.label,
-        )
-        for i, by_block in zip(own, readings, strict=True):
-            found |= {(i, b): r for b, r in zip(distinct[i], by_block, strict=True)}
-        return found
-    # What was thought differs by block, so each block continues with a suffix of its own.
-    places, jobs = [], []
-    for i, blocks in enumerate(distinct):
-        for block in blocks:
-            thought = next(at)
-            if questions[i].options:
-                suffixes = option_suffixes(scaffold, questions[i], settings.label.answer, thought)
-                places.append((i, block))
-                jobs.append(Job((block,) if block else (), suffixes))
-    for place, scored in zip(places, scorer.score(jobs), strict=True):
-        found[place] = reading_of(scored[-1], settings.label.norm)
+def _believe(scorer, reader, questions, prompts, settings) -> dict[tuple[int, Block], Reading]:
+    """Return place -> belief in the options of its question, where it has any."""
+    places = {}
+    for i, block in prompts:
+        if questions[i].options:
+            places.setdefault(i, []).append((i, block))
+    readings = read_options(
+        scorer, reader.scaffold, [questions[i] for i in places],
+        [[prompts[place] for place in own] for own in places.values()], settings.label,
+    )  # fmt: skip
+    found = {}
+    for own, by_prompt in zip(places.values(), readings, strict=True):
+        found |= dict(zip(own, by_prompt, strict=True))
     return found
 
 
-def _write(reader, questions, places, thoughts, settings) -> dict[tuple[int, Block], Reply]:
-    """Return (question, block) -> what was written, for the questions that are answered so."""
-    scaffold, form = reader.scaffold, settings.label.answer
-    asking = [k for k, (i, _) in enumerate(places) if written_to(questions[i], settings)]
-    prompts = [
-        (*scaffold.head, *places[k][1],
-         *asked(scaffold, questions[places[k][0]], form, thoughts[k]).ids)
-        for k in asking
-    ]  # fmt: skip
+def _write(reader, questions, prompts, settings) -> dict[tuple[int, Block], Reply]:
+    """Return place -> what was written, for the questions that are answered so."""
+    scaffold = reader.scaffold
+    places = [place for place in prompts if written_to(questions[place[0]], settings)]
     written = reply(
-        reader.decoder, prompts, scaffold.ends, settings.eval.max_tokens,
-        vocab=scaffold.tokenizer.vocab_size, temperature=settings.eval.temperature,
-        seeds=[_seed(questions[places[k][0]], settings) for k in asking],
+        reader.decoder, [(*scaffold.head, *prompts[place]) for place in places], scaffold.ends,
+        settings.eval.max_tokens, vocab=scaffold.tokenizer.vocab_size,
+        temperature=settings.eval.temperature,
+        seeds=[_seed(questions[i], settings) for i, _ in places],
         batch_size=settings.batch_size,
     )  # fmt: skip
-    return {places[k]: w for k, w in zip(asking, written, strict=True)}
+    return dict(zip(places, written, strict=True))
 
 
 def _seed(question: Question, settings: Settings) -> int:

@@ -14,10 +14,10 @@ from bfm import selectors
 from bfm.baselines import MAKERS, Note
 from bfm.dialogue import Example, Question, Turn, turns_of
 from bfm.heads import controller_prompt, prefilter
-from bfm.labeling import asked
+from bfm.labeling import asked as unanswered
 from bfm.labels import label, render
 from bfm.lm import LM
-from bfm.policy import Decision, decide, read_options
+from bfm.policy import Decision, asked, decide, read_options
 from bfm.prompts import has_answer, turn_messages
 from bfm.saliency import Job, Scorer, focus
 from bfm.settings import Settings, SettingsError
@@ -136,7 +136,7 @@ def saliency_q(
             scaffold.prefix(turn_messages(turns, i, settings.context_turns), room)[0]
             for i in range(len(turns))
         )
-        jobs.append(asked(Job(prefixes, (suffix,))))
+        jobs.append(unanswered(Job(prefixes, (suffix,))))
     return [
         [turn[0].logp_q - scored[0][0].logp_q for turn in scored[1:]]
         for scored in models.base_scorer.score(jobs)
@@ -205,14 +205,12 @@ def _controlled(questions, turns, sal_q, models, settings, opened) -> list[Choic
 
 def _expected(questions, turns, sal_q, models, settings, k) -> list[Choice]:
     ranked = [prefilter(scores, settings.prefilter_k) for scores in sal_q]
-    blocks = [
-        [(), *(models.reader.scaffold.prefix(turn_messages(own, i, settings.context_turns))[0]
-               for i in order)]
-        for own, order in zip(turns, ranked, strict=True)
-    ]  # fmt: skip
-    readings = read_options(
-        models.reader_scorer, models.reader.scaffold, questions, blocks, settings.label
-    )
+    scaffold, prompts = models.reader.scaffold, []
+    for question, own, order in zip(questions, turns, ranked, strict=True):
+        bare = asked(scaffold, question, settings.label.answer)
+        groups = [turn_messages(own, i, settings.context_turns) for i in order]
+        prompts.append([bare, *((*scaffold.prefix(group)[0], *bare) for group in groups)])
+    readings = read_options(models.reader_scorer, scaffold, questions, prompts, settings.label)
     chosen = []
     for order, (before, *after) in zip(ranked, readings, strict=True):
         values = selectors.expected_bayes_factor(

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from bfm import report, summary
+from bfm.answering import longest
 from bfm.choosing import CONTROLS, parse_methods
 from bfm.dialogue import Example, RecordError, evidence_turns, group_of, turns_of
 from bfm.harness import GROUP, RESULTS, SALIENCY, SYSTEM_COSTS, Harness
@@ -39,49 +40,10 @@ def run(settings: Settings, workdir: Path, command: str = "") -> dict[str, Any]:
     command: what a person typed, for the report. Raises SettingsError, DataError, ModelError or
     WorkdirError before any work.
     """
-    methods = parse_methods(settings.methods)
-    pairs = parse_contrasts(settings.eval.contrasts, methods)
-    if "sal_a" in methods and settings.threshold is None:
-        raise SettingsError("tau: the method sal_a needs a number here, not 'auto'")
-    files = open_base(settings)
-    tuned = _open_tuned(settings, methods, files)
-    _check_thinking(settings, files)
-    if bool(settings.eval.chat_url) != bool(settings.eval.chat_model):
-        raise SettingsError("eval.chat_model: give it together with eval.chat_url")
-    check = lambda example: _check(example, files, methods, settings)  # noqa: E731
-    source = open_data(settings, check)
-    others = other_users([group_of(source[i]) for i in range(len(source))])
-    if "other" in methods and others is None:
-        raise SettingsError(
-            "methods: 'other' reads another user's history, but there is one user only"
-        )
-    dev = _dev(settings, source, check)
-    identity = {
-        **files.identity(settings.model.dtype), "data": source.sha256, "code": code_hash(),
-        "models": {name: one.source.sha256() if one else "" for name, one in tuned.items()},
-        "dev": dev.sha256 if dev else "", "methods": list(methods),
-        "settings": {
-            name: getattr(settings, name)
-            for name in ("seed", "unit", "context_turns", "prefilter_k", "max_focus", "split")
-        } | dataclasses.asdict(settings.eval) | {
-            "answer_form": settings.label.answer, "norm": settings.label.norm, "tau": settings.tau,
-            "tokens": settings.train.tokens, "gate": settings.train.gate,
-        },
-    }  # fmt: skip
-    for name in (
-        "contrasts",
-        "reader",
-        "readers",
-        "chat_url",
-    ):  # hashes and the name stand for these
-        del identity["settings"][name]
-    done = _resume(workdir, identity, source, methods)
-    work = Harness(settings, files, tuned, methods, workdir)
-    ks = work.tune(dev, workdir) if dev else {}
-    if done < len(source):
-        if dev and "rmm" in methods:
-            work.teach(dev, workdir)
-        work.run(source, others, ks, workdir, done)
+    pairs = parse_contrasts(settings.eval.contrasts, parse_methods(settings.methods))
+    work = _out_of_fold if settings.eval.folds else _evaluate
+    identity, ks = work(settings, workdir)
+    source = open_data(settings)
     results = read_lines(workdir / RESULTS)
     saliency = read_lines(workdir / SALIENCY)
     sal_q, sal_a = ([line[name] for line in saliency] for name in ("sal_q", "sal_a"))
@@ -107,6 +69,83 @@ def run(settings: Settings, workdir: Path, command: str = "") -> dict[str, Any]:
     ]
     report.write(workdir, found, results, shown)
     return found
+
+
+def _evaluate(settings: Settings, workdir: Path) -> tuple[dict[str, Any], dict[str, int]]:
+    """Write the results and saliencies of all examples; return the run's identity and each k."""
+    methods = parse_methods(settings.methods)
+    if "sal_a" in methods and settings.threshold is None:
+        raise SettingsError("tau: the method sal_a needs a number here, not 'auto'")
+    files = open_base(settings)
+    tuned = _open_tuned(settings, methods, files)
+    _check_thinking(settings, files)
+    if bool(settings.eval.chat_url) != bool(settings.eval.chat_model):
+        raise SettingsError("eval.chat_model: give it together with eval.chat_url")
+    check = lambda example: _check(example, files, methods, settings)  # noqa: E731
+    source = open_data(settings, check)
+    others = other_users([group_of(source[i]) for i in range(len(source))])
+    if "other" in methods and others is None:
+        raise SettingsError("methods: 'other' reads another user's history; there is one user only")
+    dev = _dev(settings, source, check)
+    identity = {
+        **files.identity(settings.model.dtype), "data": source.sha256, "code": code_hash(),
+        "models": {name: one.source.sha256() if one else "" for name, one in tuned.items()},
+        "dev": dev.sha256 if dev else "", "methods": list(methods),
+        "settings": {
+            name: getattr(settings, name)
+            for name in ("seed", "unit", "context_turns", "prefilter_k", "max_focus", "split")
+        } | dataclasses.asdict(settings.eval) | {
+            "answer_form": settings.label.answer, "norm": settings.label.norm, "tau": settings.tau,
+            "tokens": settings.train.tokens, "gate": settings.train.gate,
+        },
+    }  # fmt: skip
+    # What only reads results, and paths, for which the models' hashes or names stand.
+    for name in ("contrasts", "reader", "readers", "chat_url", "folds"):
+        del identity["settings"][name]
+    done = _resume(workdir, identity, source, methods)
+    work = Harness(settings, files, tuned, methods, workdir)
+    ks = work.tune(dev, workdir) if dev else {}
+    if done < len(source):
+        if dev and "rmm" in methods:
+            work.teach(dev, workdir)
+        work.run(source, others, ks, workdir, done)
+    return identity, ks
+
+
+def _out_of_fold(settings: Settings, workdir: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Evaluate each part of the users by the models that were trained on the others; join them.
+
+    In paths of models, {k} stands for the number of the part. Leaves folds/K in the workdir.
+    """
+    folds, parts = settings.eval.folds, []
+    if settings.fold:
+        raise SettingsError("fold: leave it out; eval.folds evaluates every part")
+    if "{k}" not in settings.policy + settings.eval.reader + settings.eval.readers:
+        raise SettingsError("eval.folds: put {k} for the part's number into policy or eval.reader")
+    files = open_base(settings)
+    for k in range(folds):
+        put = lambda text, k=k: text.replace("{k}", str(k))  # noqa: E731
+        models = {name: put(getattr(settings.eval, name)) for name in ("reader", "readers")}
+        parts.append(dataclasses.replace(
+            settings, fold=f"{k}/{folds}", policy=put(settings.policy),
+            eval=dataclasses.replace(settings.eval, folds=0, **models),
+        ))  # fmt: skip
+        _open_tuned(parts[-1], parse_methods(settings.methods), files)  # all before any work
+    make_workdir(workdir)
+    made = [_evaluate(part, workdir / "folds" / str(k)) for k, part in enumerate(parts)]
+    source = open_data(settings)
+    places = [source[i].question.id for i in range(len(source))]
+    for name in (RESULTS, SALIENCY):
+        by_id: dict[str, list] = {}
+        for k in range(folds):
+            for line in read_lines(workdir / "folds" / str(k) / name):
+                by_id.setdefault(line["id"], []).append(line)
+        with whole(workdir / name) as file:
+            for line in (line for place in places for line in by_id[place]):
+                file.write(json.dumps(line, ensure_ascii=False) + "\n")
+    identity = {**made[0][0], "data": source.sha256}
+    identity["models"] = [each["models"] for each, _ in made]
+    return identity, {f"fold {k}": ks for k, (_, ks) in enumerate(made) if ks}
 
 
 def other_users(groups: Sequence[str]) -> list[int] | None:
@@ -187,7 +226,8 @@ def _check(example: Example, files: ModelFiles, methods, settings: Settings) -> 
         controller_prompt(files.scaffold, question, turns, [None] * len(turns), settings)
     except PromptError as error:
         raise RecordError(*str(error).split(": ", 1)) from None
-    if (room := reader_room(files.scaffold, question, settings, settings.eval.max_tokens)) < 0:
+    kept = longest(question, settings)
+    if (room := reader_room(files.scaffold, question, settings, kept)) < 0:
         raise RecordError("query", f"question and options take {-room} tokens over train.tokens")
 
 

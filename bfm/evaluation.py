@@ -15,11 +15,11 @@ from typing import Any
 import numpy as np
 
 from bfm import extract, selectors
-from bfm.answering import Answer, answers, reference_logp
+from bfm.answering import Answer, answers, longest, reference_logp
 from bfm.choosing import CONTROLS, WHOLE, Choice, Models, Oracle, choose, saliency_a, saliency_q
 from bfm.dialogue import Example, Question, Turn, evidence_turns, group_of, turns_of
 from bfm.heads import ReaderPrompt, reader_prompt, reader_room
-from bfm.policy import Reading, credit
+from bfm.policy import Reading, asked, credit
 from bfm.settings import Settings
 from bfm.systems import as_turns
 
@@ -44,7 +44,7 @@ def evaluate(
     """Run every method on a group of examples.
 
     others[i]: turns of another user, for the control of that name. ks: most turns by method (default
-    eval.k). `seconds` of a line is the share of its choice in the group's time and of its block's
+    eval.k). `seconds` of a line is the share of its choice in the group's time and of its prompt's
     tokens in the reader's; the first group's holds compilation.
     """
     questions = [example.question for example in examples]
@@ -71,7 +71,9 @@ def evaluate(
         if method in ("bfm", "bfm_open", "tau_q", "sal_q", "ebf"):
             spent[method] += base_s
     shown = _show(chosen, questions, turns, others, models, settings)
-    found, per_token = _answer(shown, examples, models, settings)
+    form, scaffold = settings.label.answer, models.base.scaffold
+    bare = [len(asked(scaffold, question, form)) for question in questions]
+    found, per_token = _answer(shown, examples, models, settings, bare)
     lines = []
     for i, example in enumerate(examples):
         own = []
@@ -88,14 +90,11 @@ def evaluate(
             scaffold = models.reader_of(method)[0].scaffold
             line["n_turns"] = len(turns[i])
             line["calls"] = 2 if method in ("bfm", "bfm_open") else 1
-            if (
-                choice.notes is not None
-            ):  # what it asked while it searched stands in the systems' table
+            if choice.notes is not None:  # what a system asked stands in the systems' own table
                 line["gate"] = int(bool(prompt.prefix))
-            suffix = scaffold.suffix(example.question, letters=settings.label.answer != "text")
-            line["tokens"] = len(scaffold.head) + len(prompt.prefix) + len(suffix.ids)
+            line["tokens"] = len(scaffold.head) + len(prompt.prefix) + bare[i]
             line["memory_tokens"], line["written"] = len(prompt.prefix), reply.written
-            line["seconds"] = round(spent[method] + per_token * (len(prompt.prefix) + 1), 4)
+            line["seconds"] = round(spent[method] + per_token * (len(prompt.prefix) + bare[i]), 4)
             if prompt.dropped and line["status"] == "ok":
                 line["status"] = "truncated"
             own.append(line)
@@ -123,14 +122,14 @@ def _show(chosen, questions, turns, others, models, settings) -> dict[str, list[
         shown[method] = []
         for question, own, choice in zip(questions, history, choices, strict=True):
             own = own if choice.notes is None else as_turns(choice.notes)[0]
-            room = reader_room(scaffold, question, settings, settings.eval.max_tokens)
+            room = reader_room(scaffold, question, settings, longest(question, settings))
             if method not in WHOLE:
                 room = min(room, settings.eval.budget)
             shown[method].append(reader_prompt(scaffold, own, choice.turns, settings, room))
     return shown
 
 
-def _answer(shown, examples, models, settings) -> tuple[dict, float]:
+def _answer(shown, examples, models, settings, bare) -> tuple[dict, float]:
     """Return (method, example) -> (answer, log p of a reference text or None), and seconds a token."""
     questions = [example.question for example in examples]
     open_ended = [i for i, question in enumerate(questions) if not question.options]
@@ -144,7 +143,7 @@ def _answer(shown, examples, models, settings) -> tuple[dict, float]:
         started = time.perf_counter()
         given = answers(reader, scorer, questions, blocks, settings)
         seconds += time.perf_counter() - started
-        tokens += sum(len(block) + 1 for own in blocks for block in own)
+        tokens += sum(len(b) + n for own, n in zip(blocks, bare, strict=True) for b in own)
         # The reference meets the model here, when all that is predicted is there.
         logps = reference_logp(
             scorer, reader, [questions[i] for i in open_ended],

@@ -13,11 +13,14 @@ import jax.numpy as jnp
 
 from bfm.model.decoder import Decoder, decode
 from bfm.model.matmul import dot
+from bfm.model.split import Table
 from bfm.model.state import State
 
 # Vocabulary entries whose logits exist at once: small enough that they stay in a CPU's cache (here 1.2
 # to 2 times as fast as whole rows of 49,152), large enough for a full-rate product elsewhere.
 VOCAB_CHUNK = 2048
+# Positions a row whose hidden states are gathered at once, where the head is split over devices.
+POSITION_CHUNK = 256
 
 
 @jax.tree_util.register_dataclass
@@ -63,12 +66,47 @@ def span_logprobs(
     return logp_BnC, jnp.einsum("bn,bns->bs", logp_BnC[..., 0], member_Bns, precision="highest")
 
 
-def token_logprobs(x_BnD: jax.Array, unembed_VD: jax.Array, target_BnC: jax.Array) -> jax.Array:
+def token_logprobs(
+    x_BnD: jax.Array, unembed_VD: jax.Array | Table, target_BnC: jax.Array
+) -> jax.Array:
     """Return log softmax(x W^T) at the target tokens, fp32 [B, n, C], by chunks of the vocabulary.
 
     Peak memory is VOCAB_CHUNK logits a position, whatever the vocabulary; maximum, sum and logits are
-    fp32. Running maximum and sum: arXiv 1805.02867.
+    fp32. Running maximum and sum: arXiv 1805.02867. Where the head is split over devices each takes
+    its own part of the vocabulary, for the rows of all.
     """
+    if isinstance(unembed_VD, Table):
+        return _logprobs_by_part(x_BnD, unembed_VD, target_BnC)
+    top_Bn, sum_Bn, picked_BnC = _running(x_BnD, unembed_VD, target_BnC)
+    return picked_BnC - (top_Bn + jnp.log(sum_Bn))[..., None]
+
+
+def _logprobs_by_part(x_BnD: jax.Array, table: Table, target_BnC: jax.Array) -> jax.Array:
+    w_SVD = table.blocks()
+    parts, size, _ = w_SVD.shape
+    n = x_BnD.shape[1]
+    width = min(POSITION_CHUNK, n)
+
+    @jax.checkpoint
+    def chunk(rows: tuple[jax.Array, jax.Array]) -> jax.Array:
+        x_BtD, target_BtC = (table.everywhere(x) for x in rows)
+        local_SBtC = target_BtC - (jnp.arange(parts) * size)[:, None, None, None]
+        top_SBt, sum_SBt, picked_SBtC = jax.vmap(_running, (None, 0, 0))(x_BtD, w_SVD, local_SBtC)
+        top_Bt = jax.lax.stop_gradient(top_SBt.max(0))
+        sum_Bt = (sum_SBt * jnp.exp(top_SBt - top_Bt)).sum(0)
+        # A target lies in one part; the others picked 0.
+        return table.home(picked_SBtC.sum(0) - (top_Bt + jnp.log(sum_Bt))[..., None])
+
+    def split(x: jax.Array) -> jax.Array:  # positions -> leading chunks
+        x = jnp.pad(x, ((0, 0), (0, -n % width), (0, 0)))
+        return jnp.moveaxis(x.reshape(x.shape[0], -1, width, x.shape[-1]), 1, 0)
+
+    logp_kBtC = jax.lax.map(chunk, (split(x_BnD), split(target_BnC)))
+    return jnp.moveaxis(logp_kBtC, 0, 1).reshape(x_BnD.shape[0], -1, target_BnC.shape[-1])[:, :n]
+
+
+def _running(x_BnD: jax.Array, unembed_VD: jax.Array, target_BnC: jax.Array):
+    """Return maximum and sum [B, n] of exp(logit - maximum), and the targets' logits (0 outside V)."""
     V = unembed_VD.shape[0]
     size = min(VOCAB_CHUNK, V)
 
@@ -92,5 +130,4 @@ def token_logprobs(x_BnD: jax.Array, unembed_VD: jax.Array, target_BnC: jax.Arra
     start = (jnp.full_like(zero_Bn, -jnp.inf), zero_Bn, jnp.zeros(target_BnC.shape, jnp.float32))
     # A gradient computes a chunk's logits again rather than keep those of the whole vocabulary.
     chunks = jnp.arange(-(-V // size))
-    (top_Bn, sum_Bn, picked_BnC), _ = jax.lax.scan(jax.checkpoint(chunk), start, chunks)
-    return picked_BnC - (top_Bn + jnp.log(sum_Bn))[..., None]
+    return jax.lax.scan(jax.checkpoint(chunk), start, chunks)[0]

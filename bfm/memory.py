@@ -31,6 +31,7 @@ from bfm.labeling import asked, open_base, open_tuned
 from bfm.lm import LM, ModelError, open_model
 from bfm.memory_input import about, asking, by_time, exchanges, numbered, same_words, text_of, user
 from bfm.memory_store import Entry, TurnFile
+from bfm.policy import asked as read_as
 from bfm.policy import decide, read_options
 from bfm.prompts import PromptError, turn_messages
 from bfm.recall import Answer, Cost, Deleted, Hit, Hits, Selection
@@ -208,8 +209,10 @@ class BayesFactorMemory:
             scaffold, before = models.reader.scaffold, _tokens(models.reading)
             beliefs, ids, ended = (), (), True
             if options:
+                bare = read_as(scaffold, question, models.settings.label.answer)
+                prompts = [[(*shown.prefix, *bare)]]
                 [[reading]] = read_options(
-                    models.reading, scaffold, [question], [[shown.prefix]], models.settings.label
+                    models.reading, scaffold, [question], prompts, models.settings.label
                 )
                 beliefs = tuple(float(p) for p in np.exp(reading.log_posterior))
                 text = question.options[reading.best[0]]

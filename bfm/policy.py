@@ -78,53 +78,47 @@ class Reading:
         return tuple(np.flatnonzero(self.log_posterior == self.log_posterior.max()))
 
 
-def option_suffixes(
+def asked(
     scaffold: Scaffold, question: Question, form: str, thought: Sequence[int] = ()
-) -> tuple[Suffix, ...]:
-    """Return what is scored to choose an option: each option's text, or one place for all letters.
+) -> tuple[int, ...]:
+    """Return the reader's ids between memory and answer.
 
     thought: ids of a thinking block that is open at its start and closed at its end, if there is one.
     """
-    bare = asked(scaffold, question, form, thought)
-    at, encode = len(bare.ids), scaffold.tokenizer.encode
+    bare = scaffold.suffix(question, letters=form != "text").ids
+    return (*bare[: -len(scaffold.tail)], *thought) if thought else bare
+
+
+def option_suffixes(scaffold: Scaffold, question: Question, form: str) -> tuple[Suffix, ...]:
+    """Return what is scored after `asked` to choose an option: each text, or one place for letters."""
+    encode = scaffold.tokenizer.encode
     if form == "text":
         answers = [(*encode(option), scaffold.end) for option in question.options]
-        return tuple(
-            dataclasses.replace(bare, ids=(*bare.ids, *a), a=(at, at + len(a))) for a in answers
-        )
+        return tuple(Suffix(a, (0, 0), (0, len(a))) for a in answers)
     letters = tuple(encode(letter)[0] for letter in LETTERS[: len(question.options)])
-    return (
-        dataclasses.replace(bare, ids=(*bare.ids, letters[0]), a=(at, at + 1), choices=letters),
-    )
-
-
-def asked(scaffold: Scaffold, question: Question, form: str, thought: Sequence[int] = ()) -> Suffix:
-    """Return the reader's suffix up to its answer."""
-    bare = scaffold.suffix(question, letters=form != "text")
-    if not thought:
-        return bare
-    return dataclasses.replace(bare, ids=(*bare.ids[: -len(scaffold.tail)], *thought))
+    return (Suffix(letters[:1], (0, 0), (0, 1), choices=letters),)
 
 
 def read_options(
     scorer: Scorer,
     scaffold: Scaffold,
     questions: Sequence[Question],
-    blocks: Sequence[Sequence[tuple[int, ...]]],
+    prompts: Sequence[Sequence[tuple[int, ...]]],
     label: LabelSettings,
 ) -> list[list[Reading]]:
-    """Return the reader's belief for each question under each of its memory blocks.
+    """Return the reader's belief for each question after each of its prompts.
 
-    blocks[i]: the prefixes (ids) to read question i with; () is no memory.
+    prompts[i]: ids between the head and the answer, of question i: a memory block and `asked`. They
+    are the states that all options of a question continue from.
     """
     jobs = [
-        Job(tuple(p for p in own if p), option_suffixes(scaffold, question, label.answer))
-        for question, own in zip(questions, blocks, strict=True)
+        Job(tuple(dict.fromkeys(own)), option_suffixes(scaffold, question, label.answer))
+        for question, own in zip(questions, prompts, strict=True)
     ]
     results = []
-    for job, own, scored in zip(jobs, blocks, scorer.score(jobs), strict=True):
-        by_block = dict(zip(((), *job.prefixes), scored, strict=True))
-        results.append([reading_of(by_block[block], label.norm) for block in own])
+    for job, own, scored in zip(jobs, prompts, scorer.score(jobs), strict=True):
+        by_prompt = dict(zip(job.prefixes, scored[1:], strict=True))
+        results.append([_reading(by_prompt[prompt], label.norm) for prompt in own])
     return results
 
 
@@ -135,17 +129,18 @@ def read_turns(
     settings: Settings,
 ) -> list[list[Reading]]:
     """Return the reader's belief for each question with each of its sets of turns (best first)."""
-    blocks = []
+    prompts = []
     for question, sets in zip(questions, chosen, strict=True):
         turns = turns_of(question.messages, settings.unit)
         room = reader_room(lm.scaffold, question, settings)
-        blocks.append([reader_prompt(lm.scaffold, turns, s, settings, room).prefix for s in sets])
+        bare = asked(lm.scaffold, question, settings.label.answer)
+        blocks = (reader_prompt(lm.scaffold, turns, s, settings, room).prefix for s in sets)
+        prompts.append([(*block, *bare) for block in blocks])
     scorer = Scorer(lm.decoder, lm.scaffold.head, batch_size=settings.batch_size)
-    return read_options(scorer, lm.scaffold, questions, blocks, settings.label)
+    return read_options(scorer, lm.scaffold, questions, prompts, settings.label)
 
 
-def reading_of(scored: Sequence[Scored], norm: str) -> Reading:
-    """Return the belief that the scores of `option_suffixes` amount to."""
+def _reading(scored: Sequence[Scored], norm: str) -> Reading:
     if scored[0].choices is not None:
         logp = scored[0].choices.astype(np.float64)
         total = np.logaddexp.reduce(logp)

@@ -166,6 +166,12 @@ class EvalSettings:
         "", "comma text such as 1,3,5,10: each selector's k is the best of these on eval.tune_split"
     )
     tune_split: str = _field("", "split of the data that k is tuned on")
+    folds: int = _field(
+        0,
+        "out of fold: each of so many parts of the users is evaluated by models trained on the others "
+        "(launch/sft.py with fold=-K/N); {k} in paths of models is the part's number",
+        low=0,
+    )
     stores: str = _field(
         "", "folder of the memory systems' stores, read and added to; empty: stores/ of the workdir"
     )

@@ -3,23 +3,24 @@
 
 Parameters are named by their shapes (`full.q_DNh`: layers, D, N, h), so the letters of a name are its
 partition. Rows of a batch are split over data and fsdp; models run under `jax.jit` with these
-shardings and hold no annotations of their own.
+shardings and hold no annotations of their own: `spread` gives them parameters that know their place.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from bfm.model.split import ROWS, VOCABULARY, Split, Table
+
 AXES = ("data", "fsdp", "tensor")
-ROWS = PartitionSpec(("data", "fsdp"))
 # Axis letter -> mesh axis; letters that are missing here (h, W, d, v, r) are never split.
 TABLE: Mapping[str, str] = {
     "D": "fsdp",  # model width: parameters are gathered for use (ZeRO-3)
-    "V": "tensor",  # vocabulary
     "N": "tensor",  # query heads
     "K": "tensor",  # key heads
     "F": "tensor",  # mlp width
@@ -56,6 +57,8 @@ def spec(name: str, rank: int) -> PartitionSpec:
     PartitionSpec(None, 'fsdp', 'tensor', None)
     """
     letters = name.rpartition("_")[2]
+    if letters == "VD":  # embedding and head: by the vocabulary, whole rows
+        return PartitionSpec(VOCABULARY)
     if len(letters) == 1:  # a norm or a bias: too small to be worth a gather
         return PartitionSpec()
     stacked = rank - len(letters)
@@ -68,8 +71,10 @@ def shardings(shapes: Mapping[str, tuple[int, ...]], mesh: Mesh) -> dict[str, Na
     for name, shape in shapes.items():
         made[name] = NamedSharding(mesh, spec(name, len(shape)))
         for size, axis in zip(shape, made[name].spec, strict=False):
-            if axis and size % mesh.shape[axis]:
-                faults.append(f"{name}: {size} is not a multiple of {axis}={mesh.shape[axis]}")
+            axes = (axis,) if isinstance(axis, str) else axis or ()
+            parts = math.prod(mesh.shape[a] for a in axes)
+            if size % parts:
+                faults.append(f"{name}: {size} is not a multiple of {' x '.join(axes)}={parts}")
     if faults:
         raise ShardingError("mesh: " + "; ".join(faults))
     return made
@@ -86,6 +91,24 @@ def like(tree, params: Mapping[str, NamedSharding], mesh: Mesh):
         return next((params[n] for n in names if n in params), NamedSharding(mesh, PartitionSpec()))
 
     return jax.tree_util.tree_map_with_path(place, tree)
+
+
+def spread(params: Mapping[str, jax.Array], mesh: Mesh) -> dict[str, Split | Table | jax.Array]:
+    """Return parameters (inside a jitted function) that are read where the rows are.
+
+    On one device they are what they were.
+    """
+    if mesh.size == 1:
+        return dict(params)
+
+    def place(name: str, x: jax.Array) -> Split | Table | jax.Array:
+        letters = name.rpartition("_")[2]
+        if letters == "VD":
+            return Table(x, mesh)
+        partition = spec(name, len(letters))
+        return Split(x, partition, mesh) if "fsdp" in partition else x
+
+    return {name: place(name, x) for name, x in params.items()}
 
 
 def place_batch(batch, mesh: Mesh):

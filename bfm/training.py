@@ -50,6 +50,7 @@ class Model:
     dtype: str  # of products
     scale: float  # of adapters
     remat: bool
+    mesh: jax.sharding.Mesh | None = None  # over which parameters are split
 
 
 # --- batches -----------------------------------------------------------------------------------
@@ -125,7 +126,10 @@ def loss_sum(
 ) -> jax.Array:
     """Return the weighted sum of -log p of the answer tokens of a batch: nats, fp32."""
     narrow = {name: x.astype(product_dtype(name, model)) for name, x in params.items()}
-    decoder = assemble(model.config, {**frozen, **narrow}, model.scale)
+    named = {**frozen, **narrow}
+    if model.mesh is not None:
+        named = sharding.spread(named, model.mesh)
+    decoder = assemble(model.config, named, model.scale)
     logp_BnC, _ = span_logprobs(
         decoder, batch.tokens_BT, batch.positions_BT, batch.segments_BT, batch.spans,
         remat=model.remat,
@@ -198,6 +202,7 @@ class Step:
     def __init__(self, model: Model, optimizer: optax.GradientTransformation, mesh, shardings):
         """shardings: of the state, a tree like it (`state_shardings`)."""
         self.mesh = mesh
+        model = dataclasses.replace(model, mesh=mesh)
         plain = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
         sums = shardings["params"], plain, plain
         self._zero = jax.jit(_zeros, out_shardings=sums)

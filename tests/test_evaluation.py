@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from tokenizers import AddedToken
 
-from bfm import arch, comparing, generate, lm, policy, selectors, summary
+from bfm import arch, comparing, generate, harness, lm, policy, selectors, summary
 from bfm.answering import answers
 from bfm.choosing import METHODS, parse_methods
 from bfm.dialogue import parse_example, turns_of
@@ -19,7 +19,7 @@ from bfm.intervals import contrast, f1, holm, interval, mean
 from bfm.jsonl import DataError
 from bfm.labeling import WorkdirError
 from bfm.lm import ModelError
-from bfm.saliency import Job, Scorer
+from bfm.saliency import Job, Scorer, Suffix
 from bfm.settings import EvalSettings, ModelSettings, Settings, SettingsError, TrainSettings
 from tests import models
 
@@ -64,10 +64,22 @@ def read(workdir):
     return [{k: v for k, v in json.loads(line).items() if k != "seconds"} for line in lines]
 
 
+N = 8
+
+
+@pytest.fixture(scope="module", autouse=True)
+def small_groups():
+    """Two groups of the same shapes, so that few programs are compiled."""
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (comparing, harness):
+            patch.setattr(module, "GROUP", N // 2)
+        yield
+
+
 @pytest.fixture(scope="module")
-def done(tmp_path_factory):
+def done(tmp_path_factory, small_groups):
     folder = tmp_path_factory.mktemp("eval")
-    data = write(folder / "data.jsonl", [record(i) for i in range(10)])
+    data = write(folder / "data.jsonl", [record(i) for i in range(N)])
     found = comparing.run(settings(data), folder / "w")
     return data, folder / "w", found
 
@@ -77,7 +89,7 @@ def test_a_run_is_whole(done):
     lines = read(workdir)
     methods = QUIET.split(",")
     assert [(x["id"], x["method"]) for x in lines] == [
-        (f"r{i}", m) for i in range(10) for m in methods
+        (f"r{i}", m) for i in range(N) for m in methods
     ]
     for line in lines:
         assert abs(sum(line["probs"]) - 1) < 1e-4
@@ -97,10 +109,10 @@ def test_a_run_is_whole(done):
         )
         assert line["focus"] == over[:2]
     rows = {row["method"]: row for row in found["rows"]}
-    assert rows.pop("majority letter")["accuracy"] == 0.4  # four of ten are right with A
+    assert rows.pop("majority letter")["accuracy"] == 3 / 8  # with A
     for method, row in rows.items():
         right = [line["correct"] for line in lines if line["method"] == method]
-        assert row["accuracy"] == pytest.approx(np.mean(right)) and row["n"] == 10
+        assert row["accuracy"] == pytest.approx(np.mean(right)) and row["n"] == N
         assert row["low"] <= row["accuracy"] <= row["high"]
     assert {c["a"] for c in found["contrasts"]} == {"bfm"} and found["valid"]
     assert any("Uninformative" in note for note in found["notes"])  # random weights tell nothing
@@ -112,7 +124,7 @@ def test_a_run_is_whole(done):
 def test_gold_moves_no_prediction(done, tmp_path):
     _, workdir, _ = done
     scrambled = []
-    for i in range(10):
+    for i in range(N):
         r = record(i)
         r |= {"answer_index": (i + 1) % 3, "evidence": [(i + 2) % 4]}
         r["meta"] = {"group": f"other{i // 2}", "stratum": "t", "category": "c"}
@@ -196,7 +208,7 @@ def test_k_is_tuned_apart_from_what_is_evaluated(tmp_path, monkeypatch):
     dev = write(tmp_path / "dev.jsonl", [record(i) for i in range(20, 24)])
     real = comparing.open_data
 
-    def by_split(settings, check):  # a JSONL file has no splits; two files stand for them
+    def by_split(settings, check=None):  # a JSONL file has no splits; two files stand for them
         path = {"all": data, "dev": dev}[settings.split]
         return real(dataclasses.replace(settings, data=f"jsonl:{path}", split="all"), check)
 
@@ -217,8 +229,8 @@ def test_k_is_tuned_apart_from_what_is_evaluated(tmp_path, monkeypatch):
 
 def test_readers_of_their_own(done, tiny_folder, tmp_path):
     """Protocol C: a method's own reader answers for it, the shared one for the others."""
-    other = models.llama_folder(tmp_path / "reader", tie_word_embeddings=True)
-    base = settings(done[0], "none,recency,bm25", readers=f"recency={other}")
+    taught = models.llama_folder(tmp_path / "reader", tie_word_embeddings=True)
+    base = settings(done[0], "none,recency", readers=f"recency={taught}")
     base = dataclasses.replace(base, model=ModelSettings(path=str(tiny_folder)), limit=3)
 
     def run(name, **changes):
@@ -229,14 +241,39 @@ def test_readers_of_their_own(done, tiny_folder, tmp_path):
     own, shared, whole = (
         run("own"),
         run("shared", readers=""),
-        run("all", readers="", reader=str(other)),
+        run("all", readers="", reader=str(taught)),
     )
     for key, line in own.items():
-        assert line == (whole if key[1] == "recency" else shared)[key]
+        other = (whole if key[1] == "recency" else shared)[key]
+        np.testing.assert_allclose(line["probs"], other["probs"], atol=1e-5)
+        assert [line[n] for n in ("evidence", "tokens")] == [
+            other[n] for n in ("evidence", "tokens")
+        ]
     assert own["r0", "recency"]["probs"] != shared["r0", "recency"]["probs"]
     for text in ("recency", "longest=x", "bm25+o=x", "recency="):
         with pytest.raises(SettingsError, match="readers"):
             comparing.run(settings(done[0], "none,recency,longest", readers=text), tmp_path / "bad")
+
+
+def test_every_fold_is_evaluated_by_its_own_model(done, tiny_folder, tmp_path):
+    for k in range(2):
+        models.llama_folder(tmp_path / f"fold{k}", rope_theta=[1e4, 1e3][k])
+    asked = settings(
+        done[0], "none,recency", reader=str(tmp_path / "fold{k}"), folds=2, sal_a=False
+    )
+    asked = dataclasses.replace(asked, model=ModelSettings(path=str(tiny_folder)))
+    found = comparing.run(asked, tmp_path / "w")
+    lines = read(tmp_path / "w")
+    assert [x["id"] for x in lines[::2]] == [f"r{i}" for i in range(N)] and found["n"] == N
+    parts = [{x["id"] for x in read(tmp_path / "w" / "folds" / str(k))} for k in range(2)]
+    assert parts[0] and parts[1] and not parts[0] & parts[1]
+    groups = [{x["group"] for x in lines if x["id"] in part} for part in parts]
+    assert not groups[0] & groups[1]  # no user is in two parts
+    for bad, match in (({"reader": "base"}, "put .k."), ({}, "fold: leave it out")):
+        changed = dataclasses.replace(asked, fold="" if bad else "0/2",
+                                      eval=dataclasses.replace(asked.eval, **bad))  # fmt: skip
+        with pytest.raises(SettingsError, match=match):
+            comparing.run(changed, tmp_path / "bad")
 
 
 def test_thinking_comes_before_the_answer_and_is_closed(tmp_path):
@@ -265,25 +302,22 @@ def test_thinking_comes_before_the_answer_and_is_closed(tmp_path):
         prompt = (
             *model.scaffold.head,
             *place,
-            *policy.asked(model.scaffold, question, "text", opening).ids,
+            *policy.asked(model.scaffold, question, "text", opening),
         )
         [thought] = generate.reply(
             model.decoder, [prompt], (close, *model.scaffold.ends), 5, vocab=261
         )
         closing = tokenizer.encode_template("\n</think>\n\n")
         whole = (*opening, *thought.ids, *closing)
-        expected = [
-            scorer.score([Job((), (dataclasses.replace(s, ids=(*place, *s.ids), q=_moved(s.q, place),
-                                                       a=_moved(s.a, place)),))])[0][0][0].logp_a
-            for s in policy.option_suffixes(model.scaffold, question, "text", whole)
-        ]  # fmt: skip
+        before = (*place, *policy.asked(model.scaffold, question, "text", whole))
+        expected = []
+        for option in policy.option_suffixes(model.scaffold, question, "text"):
+            at = (len(before), len(before) + len(option.ids))
+            alone = Suffix((*before, *option.ids), (0, 1), at)
+            expected.append(scorer.score([Job((), (alone,))])[0][0][0].logp_a)
         belief = np.array(expected) - np.logaddexp.reduce(expected)
         np.testing.assert_allclose(found.reading.log_posterior, belief, atol=1e-4)
         assert found.written <= len(whole) + 3
-
-
-def _moved(span, place):
-    return span[0] + len(place), span[1] + len(place)
 
 
 @pytest.mark.parametrize(

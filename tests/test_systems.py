@@ -12,7 +12,7 @@ from bfm.baselines.tasks import DECIDE, FACTS
 from bfm.dialogue import parse_example, turns_of
 from bfm.harness import Harness
 from bfm.settings import SettingsError
-from tests import test_evaluation as harness
+from tests import test_evaluation as small
 from tests.scripted import Script
 from tests.test_embed import write_folder
 
@@ -39,17 +39,17 @@ def scripted(tmp_path, monkeypatch):
 
 
 def records(n=3):
-    return [harness.record(i) for i in range(n)]
+    return [small.record(i) for i in range(n)]
 
 
 def test_notes_are_read_like_turns_and_keep_their_sources(scripted, tmp_path):
     script = scripted(lambda prompt: f"- {exchange(prompt)}")
-    data = harness.write(tmp_path / "data.jsonl", records())
-    asked = harness.settings(
+    data = small.write(tmp_path / "data.jsonl", records())
+    asked = small.settings(
         data, "none,mem0", sal_a=False, budget=300, stores=str(tmp_path / "stores")
     )
     found = comparing.run(asked, tmp_path / "w")
-    lines = [x for x in harness.read(tmp_path / "w") if x["method"] == "mem0"]
+    lines = [x for x in small.read(tmp_path / "w") if x["method"] == "mem0"]
     for line in lines:
         assert line["gate"] == 1 and line["evidence"] and set(line["evidence"]) <= {0, 1, 2, 3}
         assert line["memory_tokens"] > 0 and line["recall"] is not None
@@ -61,7 +61,7 @@ def test_notes_are_read_like_turns_and_keep_their_sources(scripted, tmp_path):
     before = len(script.asked)
     comparing.run(dataclasses.replace(asked, methods="mem0,recency"), tmp_path / "again")
     assert len(script.asked) == before
-    kept = [x for x in harness.read(tmp_path / "again") if x["method"] == "mem0"]
+    kept = [x for x in small.read(tmp_path / "again") if x["method"] == "mem0"]
     assert [x["probs"] for x in kept] == [x["probs"] for x in lines]
     stores = (tmp_path / "stores" / "mem0.jsonl").read_text("utf-8").split("\n")[:-1]
     names = [json.loads(x)["user"] for x in stores]
@@ -70,8 +70,8 @@ def test_notes_are_read_like_turns_and_keep_their_sources(scripted, tmp_path):
 
 def test_a_model_that_cannot_do_it_is_not_measured(scripted, tmp_path):
     scripted("I am sorry, that is hard to say in general.", decide="maybe")
-    data = harness.write(tmp_path / "data.jsonl", records(2))
-    found = comparing.run(harness.settings(data, "mem0", sal_a=False), tmp_path / "w")
+    data = small.write(tmp_path / "data.jsonl", records(2))
+    found = comparing.run(small.settings(data, "mem0", sal_a=False), tmp_path / "w")
     assert not found["systems"][0]["measured"]
     assert "not measured with this model" in (tmp_path / "w" / "report.md").read_text()
 
@@ -84,8 +84,8 @@ def test_gold_moves_no_store(scripted, tmp_path):
         if name == "scrambled":
             for i, r in enumerate(own):
                 r |= {"answer_index": (i + 1) % 3, "evidence": [(i + 2) % 4]}
-        data = harness.write(tmp_path / f"{name}.jsonl", own)
-        comparing.run(harness.settings(data, "mem0", sal_a=False), tmp_path / name)
+        data = small.write(tmp_path / f"{name}.jsonl", own)
+        comparing.run(small.settings(data, "mem0", sal_a=False), tmp_path / name)
         stores = (tmp_path / name / "stores" / "mem0.jsonl").read_text()
         runs[name] = [json.loads(x)["store"]["facts"] for x in stores.split("\n")[:-1]]
     assert runs["plain"] == runs["scrambled"]
@@ -110,8 +110,8 @@ def test_a_history_is_named_by_all_that_it_says():
 
 
 def test_an_endpoint_needs_a_model(tmp_path):
-    data = harness.write(tmp_path / "data.jsonl", records(1))
+    data = small.write(tmp_path / "data.jsonl", records(1))
     with pytest.raises(SettingsError, match="chat_model"):
         comparing.run(
-            harness.settings(data, "mem0", chat_url="http://localhost:1/v1"), tmp_path / "w"
+            small.settings(data, "mem0", chat_url="http://localhost:1/v1"), tmp_path / "w"
         )
