@@ -221,6 +221,14 @@ class Step:
             sums = self._add(state["params"], frozen, sharding.place_batch(part, self.mesh), sums)
         return self._update(state, sums)
 
+    def programs(self, state, frozen, part: Batch, sums) -> list[tuple[str, Any, tuple]]:
+        """Return the jitted functions of an update with their (abstract) arguments, by name."""
+        return [
+            ("zero", self._zero, (state["params"],)),
+            ("gradients", self._add, (state["params"], frozen, part, sums)),
+            ("update", self._update, (state, sums)),
+        ]
+
 
 def _zeros(params):
     zero = jnp.zeros((), jnp.float32)

@@ -15,7 +15,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
-USAGE = """usage: python launch/{script} --config FILE --workdir DIR [--config.NAME=VALUE ...]
+USAGE = """usage: python launch/{script} --config FILE {workdir}[--config.NAME=VALUE ...]
 
 {doc}
 
@@ -24,9 +24,12 @@ settings (--config.NAME=VALUE), with their defaults:
 """
 
 
-def config_main(main: Callable, doc: str) -> None:
-    """Run `main(settings, workdir)` from --config, --config.x=y and --workdir; then exit."""
-    guarded(lambda: main(*_parse(doc)))
+def config_main(main: Callable, doc: str, workdir: bool = True) -> None:
+    """Run `main(settings, workdir)` from --config, --config.x=y and --workdir; then exit.
+
+    Without a workdir it is `main(settings)`.
+    """
+    guarded(lambda: main(*_parse(doc, workdir)))
 
 
 def guarded(main: Callable[[], int | None]) -> None:
@@ -87,25 +90,26 @@ def _input_errors() -> tuple[type[Exception], ...]:
     )
 
 
-def _parse(doc: str):
-    """Parse sys.argv into (Settings, workdir). Raises UsageError or SettingsError (one line)."""
+def _parse(doc: str, workdir: bool):
+    """Parse sys.argv into (Settings, workdir), or (Settings,). Raises UsageError, SettingsError."""
     from absl import flags
     from ml_collections import config_flags
 
     from bfm.settings import Settings, describe
 
-    script = Path(sys.argv[0]).name
+    script, place = Path(sys.argv[0]).name, "--workdir DIR " if workdir else ""
     if not sys.argv[1:] or {"-h", "--help", "--helpfull"} & set(sys.argv[1:]):
         rows = "\n".join(
             f"  {name} = {default!r}\n      {text}" for name, default, text in describe()
         )
-        print(USAGE.format(script=script, doc=doc.strip(), settings=rows))
+        print(USAGE.format(script=script, workdir=place, doc=doc.strip(), settings=rows))
         sys.exit(0 if sys.argv[1:] else 2)
     values = flags.FlagValues()
     config = config_flags.DEFINE_config_file(
         "config", None, "settings file, one of configs/", lock_config=True, flag_values=values
     )
-    flags.DEFINE_string("workdir", None, "folder to write to", flag_values=values)
+    if workdir:
+        flags.DEFINE_string("workdir", None, "folder to write to", flag_values=values)
     try:
         rest = values(sys.argv)[1:]
     except Exception as error:  # absl, ml_collections and the config file itself raise many kinds
@@ -114,11 +118,11 @@ def _parse(doc: str):
         raise UsageError(f"{rest[0]!r}: not a flag; settings are given as --config.NAME=VALUE")
     if config.value is None:
         raise UsageError("--config: missing; for example --config configs/smollm2_135m.py")
-    if not values["workdir"].value:
+    if workdir and not values["workdir"].value:
         raise UsageError("--workdir: missing; name a folder to write to")
     settings = Settings.of(config.value)
     enable_compile_cache()
-    return settings, Path(values["workdir"].value)
+    return (settings, Path(values["workdir"].value)) if workdir else (settings,)
 
 
 def _reason(error: Exception) -> str:

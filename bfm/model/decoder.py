@@ -9,6 +9,7 @@ adds: C convolution channels, W taps, g value heads a key head, d and v key and 
 
 from __future__ import annotations
 
+import functools
 from typing import NamedTuple
 
 import jax
@@ -224,27 +225,30 @@ def decode(
     xs = {k: jax.tree.map(lambda a: a.reshape(blocks, -1, *a.shape[1:]), v) for k, v in stacks.items()
           if v[0] is not None}  # fmt: skip
 
+    def layer(x_BTD, stack, j, linear):
+        block, held, is_local = jax.tree.map(lambda a: a[j], stack)
+        at = place
+        if is_local is not None:
+            at = at._replace(
+                rope=tuple(jnp.where(is_local, n, f) for n, f in zip(near, rope, strict=True)),
+                window=jnp.where(is_local, c.sliding, EVERYTHING),
+            )
+        if linear:
+            held = held[0] if held else ()
+        else:
+            held = tuple((*kv, s.position_bP) for kv, s in zip(held, past, strict=True))
+        return block(x_BTD, at, held)
+
     def superblock(x_BTD, xs):
         left = {False: [], True: []}
         for linear in is_linear:
-            j = len(left[linear])
-            block, held, is_local = jax.tree.map(lambda a, j=j: a[j], xs[linear])
-            at = place
-            if is_local is not None:
-                at = at._replace(
-                    rope=tuple(jnp.where(is_local, n, f) for n, f in zip(near, rope, strict=True)),
-                    window=jnp.where(is_local, c.sliding, EVERYTHING),
-                )
-            if linear:
-                held = held[0] if held else ()
-            else:
-                held = tuple((*kv, s.position_bP) for kv, s in zip(held, past, strict=True))
-            x_BTD, new = block(x_BTD, at, held)
+            run = functools.partial(layer, j=len(left[linear]), linear=linear)
+            # A layer at a time: the backward pass holds the activations of one, not of the pattern.
+            x_BTD, new = (jax.checkpoint(run) if remat else run)(x_BTD, xs[linear])
             left[linear].append(new)
         return x_BTD, {k: jax.tree.map(lambda *a: jnp.stack(a), *v) for k, v in left.items() if v}
 
-    body = jax.checkpoint(superblock) if remat else superblock
-    x_BTD, left = jax.lax.scan(body, x_BTD, xs)
+    x_BTD, left = jax.lax.scan(superblock, x_BTD, xs)
     left = jax.tree.map(lambda a: a.reshape(-1, *a.shape[2:]), left)
     k_LBKTh, v_LBKTh = left.get(False, (None, None))
     inputs_LBWC, state_LBKgdv = left.get(True, (None, None))
