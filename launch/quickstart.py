@@ -5,7 +5,8 @@ label every turn, fine-tune on half of the dialogues, compare ways to read on th
     bash launch/quickstart.sh [--only TEXT]
 
 --only shows the dialogues whose id contains TEXT. Everything is kept in the user's cache, named by all
-that it depends on, so a second run only prints, and an interrupted one goes on.
+that it depends on, so a second run only prints, and an interrupted one goes on; what an earlier version of
+the code left there is removed.
 """
 
 import argparse
@@ -13,6 +14,7 @@ import dataclasses
 import hashlib
 import json
 import shlex
+import shutil
 import sys
 
 import _door
@@ -46,6 +48,10 @@ def main() -> None:
     files = labeling.open_base(settings)
     key = json.dumps(labeling.identity(files, settings, source.sha256))
     workdir = cache_dir() / "quickstart" / hashlib.sha256(key.encode()).hexdigest()[:16]
+    if workdir.parent.exists():  # each holds a model of half a gigabyte: the newest alone is kept
+        for old in workdir.parent.iterdir():
+            if old != workdir:
+                shutil.rmtree(old, ignore_errors=True)
     console = Console(highlight=False)
 
     meta = labeling.run(settings, workdir)
