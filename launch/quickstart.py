@@ -5,8 +5,8 @@ label every turn, fine-tune on half of the dialogues, compare ways to read on th
     bash launch/quickstart.sh [--only TEXT]
 
 --only shows the dialogues whose id contains TEXT. Everything is kept in the user's cache, named by all
-that it depends on, so a second run only prints, and an interrupted one goes on; what an earlier version of
-the code left there is removed.
+that it depends on, so a second run only prints, and an interrupted one goes on. What an earlier
+version of the code left there is removed.
 """
 
 import argparse
