@@ -364,7 +364,8 @@ def test_an_injected_instruction_moves_no_more_than_a_neutral_turn(tmp_path):
         for r in records:
             r["turns"] = [*r["turns"][1:], {"role": "user", "content": text, "time": "d4"}]
         data = write(tmp_path / f"{name}.jsonl", records)
-        asked = settings(data, "full,recency", answer="generate", max_tokens=6, sal_a=False)
+        asked = settings(data, "full,recency", answer="generate", max_tokens=6, sal_a=False,
+                         budget=200)  # fmt: skip
         comparing.run(asked, tmp_path / name)
         lines = read(tmp_path / name)
         share[name] = np.mean([x["prediction"] == 0 for x in lines])

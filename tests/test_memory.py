@@ -142,7 +142,7 @@ def test_the_policy_decides_and_its_reader_answers(memory, model, tmp_path):
         assert answer.selection == chosen and set(answer.read) <= set(chosen.ranked)
         assert sum(answer.beliefs) == pytest.approx(1) and len(answer.beliefs) == 3
         assert answer.text == asks["options"][answer.beliefs.index(max(answer.beliefs))]
-        assert answer.cost.tokens > chosen.cost.tokens
+        assert answer.cost.tokens > answer.selection.cost.tokens
 
 
 def test_a_written_answer_and_what_was_read(model):

@@ -59,7 +59,7 @@ def test_bundled_dialogues_give_finite_labels(smollm2_path, tmp_path):
         assert all(map(math.isfinite, values)) and np.std(label["sal_q"]) > 0
 
 
-def test_the_readmes_library_example_runs(smollm2_path, monkeypatch, capsys):
+def test_the_readmes_python_runs(smollm2_path, monkeypatch, capsys, tmp_path):
     monkeypatch.setenv("BFM_MODEL", str(smollm2_path))
     readme = (Path(__file__).parents[1] / "README.md").read_text()
     code = re.findall(r"```python\n(.*?)```", readme, re.S)
@@ -70,7 +70,11 @@ def test_the_readmes_library_example_runs(smollm2_path, monkeypatch, capsys):
         "turns": turns_of(parse_example(RECORD).question.messages),
         "questions": [parse_example(RECORD).question] * 2,
     }
-    exec(code[2], space)
+    monkeypatch.chdir(tmp_path)  # the memory's file
+    online, scorer = (next(c for c in code if word in c) for word in ("memory.db", "StateStore"))
+    exec(online, {})
+    assert "controller" not in capsys.readouterr().out and (tmp_path / "memory.db").exists()
+    exec(scorer, space)
     assert len(space["sal_q"]) == 2
     exec(code[1], space)  # records from a log
     log = [{"role": "user", "content": str(i)} for i in range(4)]
