@@ -87,9 +87,9 @@ def bar(share: float) -> Text:
 def compared(rows: Sequence[Mapping[str, Any]]) -> RenderableType:
     """Return the table of an evaluation: a row a method, as `bfm.summary.rows` makes them."""
     free = any(row.get("f1") is not None for row in rows)
-    table = Table(box=box.SIMPLE_HEAD)
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     names = ("exact match, 95 %", "F1, 95 %") if free else ("accuracy, 95 %",)
-    for name in ("method", *names, "log p(right)", "tokens", "turns", "evidence recall"):
+    for name in ("method", *names, "log p", "tokens", "turns", "recall"):
         table.add_column(name, justify="left" if name == "method" else "right", no_wrap=True)
     for row in rows:
         cells = [with_interval(row["accuracy"], row["low"], row["high"])]
