@@ -8,10 +8,9 @@ first thinks aloud for so many tokens, then the block is closed and it answers.
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 from collections.abc import Sequence
 
-from bfm.dialogue import Question
+from bfm.dialogue import Question, generator
 from bfm.extract import CLOSE, choice
 from bfm.generate import Reply, reply
 from bfm.lm import LM
@@ -154,7 +153,4 @@ def _write(reader, questions, prompts, settings) -> dict[tuple[int, Block], Repl
 
 
 def _seed(question: Question, settings: Settings) -> int:
-    named = f"answer {settings.seed} {question.id}"
-    return int.from_bytes(
-        hashlib.sha256(named.encode("utf-8", "surrogatepass")).digest()[:4], "big"
-    )
+    return int(generator(settings.seed, f"answer {question.id}").integers(1 << 31))

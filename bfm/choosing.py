@@ -14,7 +14,7 @@ from bfm import selectors
 from bfm.baselines import MAKERS, Note
 from bfm.dialogue import Example, Question, Turn, turns_of
 from bfm.heads import controller_prompt, prefilter
-from bfm.labeling import asked as unanswered
+from bfm.labeling import unanswered
 from bfm.labels import label, render
 from bfm.lm import LM
 from bfm.policy import Decision, asked, decide, read_options
@@ -73,12 +73,20 @@ TUNED = (
 class Choice:
     """What a method chose for one question: turns, best first, and the controller's gate if any.
 
-    notes: for a memory system, what stands in the place of the history; `turns` are places in it.
+    history: what stands in the place of the user's turns, where `turns` are places in something else;
+    sources[place]: the user's turns that it rests on.
     """
 
     turns: tuple[int, ...]
     decision: Decision | None = None
-    notes: tuple[Note, ...] | None = None
+    history: tuple[Turn, ...] | None = None
+    sources: tuple[tuple[int, ...], ...] = ()
+
+    def evidence(self, shown: Sequence[int]) -> tuple[int, ...]:
+        """Return the user's turns behind the places that a reader was shown, in time order."""
+        if self.history is None:
+            return tuple(shown)
+        return tuple(sorted({turn for place in shown for turn in self.sources[place]}))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -147,20 +155,23 @@ def choose(
     method: str,
     questions: Sequence[Question],
     turns: Sequence[Sequence[Turn]],
+    others: Sequence[Sequence[Turn]],
     sal_q: Sequence[Sequence[float]],
     models: Models,
     settings: Settings,
     oracle: Oracle,
     k: int,
 ) -> list[Choice]:
-    """Return a method's choice for every question, at most k turns; see `Oracle` for who sees it."""
+    """Return a method's choice for every question, at most k turns; see `Oracle` for who sees it.
+
+    others[i]: turns of another user, for the control of that name.
+    """
     if method in ("bfm", "bfm_open"):
         return _controlled(questions, turns, sal_q, models, settings, method == "bfm_open")
     if method == "ebf":
         return _expected(questions, turns, sal_q, models, settings, k)
     if method in SYSTEMS:
-        found = models.systems.search(method, questions, turns)
-        return [Choice(as_turns(notes)[1], notes=tuple(notes)) for notes in found]
+        return [_noted(notes) for notes in models.systems.search(method, questions, turns)]
     pairs = list(zip(questions, turns, strict=True))
     with_options = method.endswith("+o")
     match method.removesuffix("+o"):
@@ -183,6 +194,11 @@ def choose(
         case "tau_q":
             over = [[s if s > settings.eval.tau_q else None for s in scores] for scores in sal_q]
             orders = [selectors.by_score(scores) for scores in over]
+        case "other":
+            return [
+                Choice(selectors.recency(q, t)[:k], history=tuple(t), sources=((),) * len(t))
+                for q, t in zip(questions, others, strict=True)
+            ]
         case "evidence":
             return [Choice(evidence) for evidence in oracle.evidence]
         case "sal_a":
@@ -191,6 +207,12 @@ def choose(
                 Choice(tuple(focus(own or (), tau, settings.max_focus))) for own in oracle.sal_a
             ]
     return [Choice(order[:k]) for order in orders]
+
+
+def _noted(notes: Sequence[Note]) -> Choice:
+    history, ranked = as_turns(notes)
+    sources = dict(zip(ranked, (note.turns for note in notes), strict=True))
+    return Choice(ranked, history=history, sources=tuple(sources[i] for i in range(len(notes))))
 
 
 def _controlled(questions, turns, sal_q, models, settings, opened) -> list[Choice]:

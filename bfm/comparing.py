@@ -42,8 +42,7 @@ def run(settings: Settings, workdir: Path, command: str = "") -> dict[str, Any]:
     """
     pairs = parse_contrasts(settings.eval.contrasts, parse_methods(settings.methods))
     work = _out_of_fold if settings.eval.folds else _evaluate
-    identity, ks = work(settings, workdir)
-    source = open_data(settings)
+    source, identity, ks = work(settings, workdir)
     results = read_lines(workdir / RESULTS)
     saliency = read_lines(workdir / SALIENCY)
     sal_q, sal_a = ([line[name] for line in saliency] for name in ("sal_q", "sal_a"))
@@ -53,9 +52,10 @@ def run(settings: Settings, workdir: Path, command: str = "") -> dict[str, Any]:
         name = f"jsonl:{Path(name.removeprefix('jsonl:')).name}"
     table = summary.rows(results, name)
     notes, valid = summary.notes(results, table)
-    costs = workdir / SYSTEM_COSTS
+    folds = (workdir, *(workdir / "folds" / str(k) for k in range(settings.eval.folds)))
+    costs = [place / SYSTEM_COSTS for place in folds if (place / SYSTEM_COSTS).exists()]
     found = {
-        "systems": json.loads(costs.read_text("utf-8")) if costs.exists() else [],
+        "systems": [row for path in costs for row in json.loads(path.read_text("utf-8"))],
         "identity": identity, "data": name, "split": settings.split, "n": len(source),
         "valid": valid, "notes": notes, "rows": table, "command": command, "k": ks,
         "contrasts": summary.contrasts(results, pairs),
@@ -71,8 +71,8 @@ def run(settings: Settings, workdir: Path, command: str = "") -> dict[str, Any]:
     return found
 
 
-def _evaluate(settings: Settings, workdir: Path) -> tuple[dict[str, Any], dict[str, int]]:
-    """Write the results and saliencies of all examples; return the run's identity and each k."""
+def _evaluate(settings: Settings, workdir: Path) -> tuple[Any, dict[str, Any], dict[str, int]]:
+    """Write the results and saliencies of all examples; return data, the run's identity and each k."""
     methods = parse_methods(settings.methods)
     if "sal_a" in methods and settings.threshold is None:
         raise SettingsError("tau: the method sal_a needs a number here, not 'auto'")
@@ -109,10 +109,10 @@ def _evaluate(settings: Settings, workdir: Path) -> tuple[dict[str, Any], dict[s
         if dev and "rmm" in methods:
             work.teach(dev, workdir)
         work.run(source, others, ks, workdir, done)
-    return identity, ks
+    return source, identity, ks
 
 
-def _out_of_fold(settings: Settings, workdir: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+def _out_of_fold(settings: Settings, workdir: Path) -> tuple[Any, dict[str, Any], dict[str, Any]]:
     """Evaluate each part of the users by the models that were trained on the others; join them.
 
     In paths of models, {k} stands for the number of the part. Leaves folds/K in the workdir.
@@ -143,9 +143,9 @@ def _out_of_fold(settings: Settings, workdir: Path) -> tuple[dict[str, Any], dic
         with whole(workdir / name) as file:
             for line in (line for place in places for line in by_id[place]):
                 file.write(json.dumps(line, ensure_ascii=False) + "\n")
-    identity = {**made[0][0], "data": source.sha256}
-    identity["models"] = [each["models"] for each, _ in made]
-    return identity, {f"fold {k}": ks for k, (_, ks) in enumerate(made) if ks}
+    identity = {**made[0][1], "data": source.sha256}
+    identity["models"] = [each["models"] for _, each, _ in made]
+    return source, identity, {f"fold {k}": ks for k, (_, _, ks) in enumerate(made) if ks}
 
 
 def other_users(groups: Sequence[str]) -> list[int] | None:

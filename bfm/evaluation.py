@@ -14,14 +14,13 @@ from typing import Any
 
 import numpy as np
 
-from bfm import extract, selectors
+from bfm import extract
 from bfm.answering import Answer, answers, longest, reference_logp
 from bfm.choosing import CONTROLS, WHOLE, Choice, Models, Oracle, choose, saliency_a, saliency_q
 from bfm.dialogue import Example, Question, Turn, evidence_turns, group_of, turns_of
 from bfm.heads import ReaderPrompt, reader_prompt, reader_room
 from bfm.policy import Reading, asked, credit
 from bfm.settings import Settings
-from bfm.systems import as_turns
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,16 +60,14 @@ def evaluate(
         if method in CONTROLS:
             continue
         started = time.perf_counter()
-        if method == "other":
-            orders = [selectors.recency(q, t) for q, t in zip(questions, others, strict=True)]
-            chosen[method] = [Choice(order[: settings.eval.k]) for order in orders]
-        else:
-            k = ks.get(method, settings.eval.k)
-            chosen[method] = choose(method, questions, turns, sal_q, models, settings, oracle, k)
+        k = ks.get(method, settings.eval.k)
+        chosen[method] = choose(
+            method, questions, turns, others, sal_q, models, settings, oracle, k
+        )
         spent[method] = (time.perf_counter() - started) / len(examples)
         if method in ("bfm", "bfm_open", "tau_q", "sal_q", "ebf"):
             spent[method] += base_s
-    shown = _show(chosen, questions, turns, others, models, settings)
+    shown = _show(chosen, questions, turns, models, settings)
     form, scaffold = settings.label.answer, models.base.scaffold
     bare = [len(asked(scaffold, question, form)) for question in questions]
     found, per_token = _answer(shown, examples, models, settings, bare)
@@ -85,12 +82,12 @@ def evaluate(
                 continue
             prompt, choice = shown[method][i], chosen[method][i]
             reply, logp = found[method, i]
-            read = _read(method, prompt, choice)
+            read = choice.evidence(prompt.evidence)
             line = grade(example, method, reply, oracle.evidence[i], read, choice, logp)
             scaffold = models.reader_of(method)[0].scaffold
             line["n_turns"] = len(turns[i])
             line["calls"] = 2 if method in ("bfm", "bfm_open") else 1
-            if choice.notes is not None:  # what a system asked stands in the systems' own table
+            if choice.decision is None:
                 line["gate"] = int(bool(prompt.prefix))
             line["tokens"] = len(scaffold.head) + len(prompt.prefix) + bare[i]
             line["memory_tokens"], line["written"] = len(prompt.prefix), reply.written
@@ -102,26 +99,14 @@ def evaluate(
     return Evaluated(lines, sal_q, sal_a)
 
 
-def _read(method: str, prompt: ReaderPrompt, choice: Choice) -> tuple[int, ...]:
-    """Return the turns of the user's history that the reader was shown, or that its notes rest on."""
-    if method == "other":
-        return ()
-    if choice.notes is None:
-        return prompt.evidence
-    order = dict(zip(choice.turns, choice.notes, strict=True))
-    return tuple(sorted({turn for place in prompt.evidence for turn in order[place].turns}))
-
-
-def _show(chosen, questions, turns, others, models, settings) -> dict[str, list[ReaderPrompt]]:
+def _show(chosen, questions, turns, models, settings) -> dict[str, list[ReaderPrompt]]:
     """Render what each method chose, the same for all, within the budget of tokens."""
     shown = {}
     for method, choices in chosen.items():
-        scaffold, history = models.reader_of(method)[0].scaffold, turns
-        if method == "other":
-            history = others
+        scaffold = models.reader_of(method)[0].scaffold
         shown[method] = []
-        for question, own, choice in zip(questions, history, choices, strict=True):
-            own = own if choice.notes is None else as_turns(choice.notes)[0]
+        for question, own, choice in zip(questions, turns, choices, strict=True):
+            own = own if choice.history is None else choice.history
             room = reader_room(scaffold, question, settings, longest(question, settings))
             if method not in WHOLE:
                 room = min(room, settings.eval.budget)
@@ -201,7 +186,7 @@ def grade(
                  else [round(float(p), 6) for p in np.exp(reading.log_posterior)],
         "mass": None if reading is None or math.isnan(reading.mass) else round(reading.mass, 6),
         "reply": answer.text if question.options else None,
-        "gold": gold, "gate": int(decision.gate) if decision else int(bool(evidence)),
+        "gold": gold, "gate": int(decision.gate) if decision else 0,
         "open_probability": decision.open_probability if decision else None,
         "focus": list(choice.turns[:20]) if choice else [],
         "evidence": list(evidence), "tokens": 0, "memory_tokens": 0, "written": 0, "calls": 0,

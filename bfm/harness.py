@@ -10,6 +10,7 @@ from pathlib import Path
 
 from bfm import summary
 from bfm.baselines import backend
+from bfm.baselines.reranker import Reranker
 from bfm.choosing import SYSTEMS, TUNED, Models
 from bfm.dialogue import turns_of
 from bfm.evaluation import evaluate
@@ -81,11 +82,13 @@ class Harness:
         )  # fmt: skip
 
     def teach(self, dev, workdir: Path) -> None:
-        """Train RMM's reranker on the questions of the tuning split; they carry no gold."""
-        place = workdir / "rmm.json"
-        if not place.exists():
-            questions = [dev[i].question for i in range(len(dev))]
-            write_json(place, self.models.systems.teach(questions, self.settings.unit))
+        """Train RMM's reranker on the questions of the tuning split (no gold), or load it."""
+        place, systems = workdir / "rmm.json", self.models.systems
+        if place.exists():
+            systems.reranker = Reranker.from_json(json.loads(place.read_text("utf-8"))["reranker"])
+            return
+        updates = systems.teach([dev[i].question for i in range(len(dev))], self.settings.unit)
+        write_json(place, {"reranker": systems.reranker.to_json(), "updates": updates})
 
     def tune(self, dev, workdir: Path) -> dict[str, int]:
         """Return each selector's k: best on dev by accuracy, then by log p, then the smaller one."""

@@ -121,7 +121,7 @@ def run(settings: Settings, workdir: Path) -> dict[str, Any]:
             jobs = [r.job for r in rendered]
             if judges:
                 results = judged(
-                    scorer.score(list(map(asked, jobs))), judges.score(jobs, meter.add)
+                    scorer.score(list(map(unanswered, jobs))), judges.score(jobs, meter.add)
                 )
             else:
                 results = scorer.score(jobs, meter.add)
@@ -154,7 +154,7 @@ def open_tuned(path: str, field: str, base: ModelFiles | LM) -> ModelFiles | Non
     return tuned
 
 
-def asked(job: Job) -> Job:
+def unanswered(job: Job) -> Job:
     """Return the job without its answers: what the base model scores beside a judge."""
     first = job.suffixes[0]
     return Job(job.prefixes, (Suffix(first.ids[: first.q[1]], first.q),))

@@ -27,12 +27,11 @@ from bfm import generate
 from bfm.batching import bucket
 from bfm.dialogue import Question, RecordError, Turn
 from bfm.heads import ReaderPrompt, controller_prompt, reader_prompt, reader_room
-from bfm.labeling import asked, open_base, open_tuned
+from bfm.labeling import open_base, open_tuned, unanswered
 from bfm.lm import LM, ModelError, open_model
 from bfm.memory_input import about, asking, by_time, exchanges, numbered, same_words, text_of, user
 from bfm.memory_store import Entry, TurnFile
-from bfm.policy import asked as read_as
-from bfm.policy import decide, read_options
+from bfm.policy import asked, decide, read_options
 from bfm.prompts import PromptError, turn_messages
 from bfm.recall import Answer, Cost, Deleted, Hit, Hits, Selection
 from bfm.saliency import Job, Scorer
@@ -209,7 +208,7 @@ class BayesFactorMemory:
             scaffold, before = models.reader.scaffold, _tokens(models.reading)
             beliefs, ids, ended = (), (), True
             if options:
-                bare = read_as(scaffold, question, models.settings.label.answer)
+                bare = asked(scaffold, question, models.settings.label.answer)
                 prompts = [[(*shown.prefix, *bare)]]
                 [[reading]] = read_options(
                     models.reading, scaffold, [question], prompts, models.settings.label
@@ -279,7 +278,7 @@ class BayesFactorMemory:
                 "never cut"
             )
         blocks = [scaffold.prefix(turn_messages(turns, i, context), room) for i in places]
-        job = asked(Job(tuple(ids for ids, _ in blocks), (suffix,)))
+        job = unanswered(Job(tuple(ids for ids, _ in blocks), (suffix,)))
         before = _tokens(models.scorer)
         [[alone], *scored] = models.scorer.score([job], owner=user_id)[0]
         repeats = {group[-1]: group[:-1] for group in groups}

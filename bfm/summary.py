@@ -249,33 +249,20 @@ def by_stratum(first: Lines, values: Sequence[float | None]) -> list[tuple[float
 def by_position(lines: dict[str, Lines]) -> list[dict[str, Any]]:
     """Return accuracy by the letter of the right option: a reader that prefers letters shows here."""
     made = []
-    for method, own in lines.items():
-        chosen = {}
+    for method, own in compared(lines):
+        chosen: dict[int, list] = defaultdict(list)
         for line in own:
-            if line.get("gold", -1) >= 0 and method not in CONTROLS:
-                chosen.setdefault(line["gold"], []).append(line)
-        for gold in sorted(chosen):
-            part = chosen[gold]
-            value, low, high = interval(
-                [line["group"] for line in part], mean(column(part, "correct"))
-            )
-            made.append({
-                "method": method, "bin": LETTERS[gold], "accuracy": value, "low": low,
-                "high": high, "n": len(part),
-            })  # fmt: skip
+            if line.get("gold", -1) >= 0:
+                chosen[line["gold"]].append(line)
+        made += [_bin(method, LETTERS[gold], chosen[gold]) for gold in sorted(chosen)]
     return made
 
 
 def cost(lines: dict[str, Lines], sizes: Sequence[int]) -> list[dict[str, Any]]:
     """Return p50 and p95 of seconds a question by length of the history: three bins of examples."""
-    edges = np.unique(np.quantile(sizes, [0, 1 / 3, 2 / 3, 1])) if len(sizes) else np.zeros(0)
-    place = np.clip(np.searchsorted(edges, sizes, "right") - 1, 0, max(0, len(edges) - 2))
     made = []
-    for method, own in lines.items():
-        if method in CONTROLS:
-            continue
-        for b in np.unique(place):
-            chosen = np.flatnonzero(place == b)
+    for method, own in compared(lines):
+        for chosen in thirds(sizes):
             p50, p95 = np.percentile([own[i]["seconds"] for i in chosen], [50, 95])
             made.append({
                 "method": method, "turns": float(np.mean([sizes[i] for i in chosen])),
@@ -303,25 +290,31 @@ def binned(
     values[i] belongs to example i; None leaves it out. `unit` ends a bin's name.
     """
     known = [i for i, value in enumerate(values) if value is not None]
-    if not known:
-        return []
     sizes = np.array([values[i] for i in known], np.float64)
-    edges = np.unique(np.quantile(sizes, [0, 1 / 3, 2 / 3, 1]))
-    place = np.clip(np.searchsorted(edges, sizes, "right") - 1, 0, max(0, len(edges) - 2))
     made = []
-    for method, own in lines.items():
-        if method in CONTROLS:
-            continue
-        for b in np.unique(place):
-            chosen = np.flatnonzero(place == b)
-            part = [own[known[k]] for k in chosen]
-            value, low, high = interval(
-                [line["group"] for line in part], mean(column(part, "correct"))
-            )
+    for method, own in compared(lines):
+        for chosen in thirds(sizes):
             least, most = sizes[chosen].min(), sizes[chosen].max()
             span = f"{least:.3g}" if least == most else f"{least:.3g} to {most:.3g}"
-            made.append({
-                "method": method, "bin": f"{span} {unit}".strip(), "accuracy": value,
-                "low": low, "high": high, "n": len(part),
-            })  # fmt: skip
+            made.append(_bin(method, f"{span} {unit}".strip(), [own[known[k]] for k in chosen]))
     return made
+
+
+def compared(lines: dict[str, Lines]) -> list[tuple[str, Lines]]:
+    """Return the methods that read, with their lines: all but the controls."""
+    return [(method, own) for method, own in lines.items() if method not in CONTROLS]
+
+
+def thirds(values: Sequence[float]) -> list[np.ndarray]:
+    """Return the indices of values in three bins of about equal numbers; equal values share one."""
+    if not len(values):
+        return []
+    edges = np.unique(np.quantile(values, [0, 1 / 3, 2 / 3, 1]))
+    place = np.clip(np.searchsorted(edges, values, "right") - 1, 0, max(0, len(edges) - 2))
+    return [np.flatnonzero(place == b) for b in np.unique(place)]
+
+
+def _bin(method: str, name: str, part: Lines) -> dict[str, Any]:
+    accuracy, low, high = interval([line["group"] for line in part], mean(column(part, "correct")))
+    return {"method": method, "bin": name, "accuracy": accuracy, "low": low, "high": high,
+            "n": len(part)}  # fmt: skip

@@ -15,7 +15,7 @@ from typing import Any
 
 from bfm import baselines
 from bfm.baselines import Backend, Ledger, Note, System, merged, side_by_side, store, unmeasured
-from bfm.baselines.reranker import train
+from bfm.baselines.reranker import Reranker, train
 from bfm.dialogue import Message, Question, Turn, turns_of
 
 LABEL = "Memory"  # stands where a turn has its speaker
@@ -33,6 +33,7 @@ class Systems:
     def __init__(self, names: Iterable[str], backend: Backend, folder: Path, seed: int):
         """Load what the folder holds. Raises StoreError for stores of another encoder or version."""
         self.backend, self.folder, self.seed = backend, folder, seed
+        self.reranker: Reranker | None = None  # of this run, whatever the stores were saved with
         self.stores: dict[str, dict[str, System]] = {}
         for name in names:
             path = self._path(name)
@@ -66,19 +67,20 @@ class Systems:
     ) -> list[list[Note]]:
         """Return what a system finds for each question on its history, best first."""
         built = self.build(name, histories)
+        if name == "rmm":
+            for system in built:
+                system.reranker = self.reranker
         jobs = [lambda s=s, q=q: s.search(q) for s, q in zip(built, questions, strict=True)]
         if len({id(system) for system in built}) < len(built):  # one user is one thread
             return [job() for job in jobs]
         return side_by_side(jobs, self.backend)
 
     def teach(self, questions: Sequence[Question], unit: str) -> list[dict[str, Any]]:
-        """Train RMM's reranker on a stream of questions without gold, and set it everywhere."""
+        """Train the run's reranker for RMM on questions without gold; return a line an update."""
         histories = [turns_of(question.messages, unit) for question in questions]
         stream = list(zip(self.build("rmm", histories), questions, strict=True))
-        reranker, history = train(self.backend, stream, self.seed)
-        for system in self.stores["rmm"].values():
-            system.reranker = reranker
-        store.save(self._path("rmm"), self.stores["rmm"])
+        self.reranker, history = train(self.backend, stream, self.seed)
+        store.save(self._path("rmm"), self.stores["rmm"])  # what it cost
         return history
 
     def costs(self) -> list[dict[str, Any]]:

@@ -8,10 +8,10 @@ import pytest
 
 from bfm import comparing, systems
 from bfm.baselines import Note
-from bfm.baselines.tasks import DECIDE, FACTS
+from bfm.baselines.tasks import CITE, DECIDE, FACTS, MERGE, TOPICS
 from bfm.dialogue import parse_example, turns_of
 from bfm.harness import Harness
-from bfm.settings import SettingsError
+from bfm.settings import ModelSettings, SettingsError
 from tests import test_evaluation as small
 from tests.scripted import Script
 from tests.test_embed import write_folder
@@ -89,6 +89,37 @@ def test_gold_moves_no_store(scripted, tmp_path):
         stores = (tmp_path / name / "stores" / "mem0.jsonl").read_text()
         runs[name] = [json.loads(x)["store"]["facts"] for x in stores.split("\n")[:-1]]
     assert runs["plain"] == runs["scrambled"]
+
+
+def test_a_reranker_reaches_stores_that_were_built_after_it(tmp_path):
+    tasks = {"topics": TOPICS, "merge": MERGE, "cite": CITE}
+    script = Script({"topics": ["likes tea | 0"], "merge": ["ADD"], "cite": ["Tea. [0]"]}, tasks)
+    made = systems.Systems(["rmm"], script.backend, tmp_path, 0)
+    first, later = (parse_example(small.record(i)).question for i in range(2))
+    updates = made.teach([first], "exchange")
+    assert updates and made.reranker is not None
+    made.search("rmm", [later], [turns_of(later.messages)])
+    own = made.stores["rmm"]
+    assert own[systems.history_key(turns_of(later.messages))].reranker is made.reranker
+    # A run without training does not take over what another run's stores were saved with.
+    again = systems.Systems(["rmm"], script.backend, tmp_path, 0)
+    again.search("rmm", [first], [turns_of(first.messages)])
+    assert all(system.reranker is None for system in again.stores["rmm"].values())
+
+
+def test_out_of_fold_runs_keep_what_systems_cost(scripted, tmp_path, tiny_folder):
+    scripted("I am sorry, that is hard to say in general.", decide="maybe")
+    data = small.write(tmp_path / "data.jsonl", [small.record(i) for i in (0, 2)])
+    asked = small.settings(data, "mem0", sal_a=False, folds=2)
+    for k in range(2):
+        (tmp_path / f"m{k}").symlink_to(tiny_folder)
+    asked = dataclasses.replace(
+        asked, model=ModelSettings(path=str(tiny_folder)),
+        eval=dataclasses.replace(asked.eval, reader=str(tmp_path / "m{k}")),
+    )  # fmt: skip
+    found = comparing.run(asked, tmp_path / "w")
+    assert [row["measured"] for row in found["systems"]] == [False, False]
+    assert "not measured with this model" in (tmp_path / "w" / "report.md").read_text()
 
 
 def test_notes_stand_in_the_order_of_their_turns():

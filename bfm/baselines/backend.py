@@ -183,7 +183,6 @@ def local(lm, encoder, *, batch_size: int = 16, room: int = 3000) -> Backend:
     from bfm.generate import reply
 
     tokenizer = lm.scaffold.tokenizer
-    stop = {lm.scaffold.end} | ({tokenizer.eos_id} if tokenizer.eos_id is not None else set())
 
     def many(requests: Sequence[Request]) -> list[str]:
         prompts = [tokenizer.chat(messages) for messages, _ in requests]
@@ -194,12 +193,14 @@ def local(lm, encoder, *, batch_size: int = 16, room: int = 3000) -> Backend:
                     f"fit the window of {lm.config.window}"
                 )
         most = max(most for _, most in requests)
-        replies = reply(lm.decoder, prompts, stop, most, batch_size=batch_size)
+        replies = reply(
+            lm.decoder, prompts, lm.scaffold.ends, most,
+            vocab=tokenizer.vocab_size, batch_size=batch_size,
+        )  # fmt: skip
         return [one(r.ids, r.ended, most) for r, (_, most) in zip(replies, requests, strict=True)]
 
     def one(ids: tuple[int, ...], ended: bool, most: int) -> str:
-        known = (i for i in ids[:most] if i < tokenizer.vocab_size)
-        text = tokenizer.decode(i for i in known if i not in tokenizer.control_ids)
+        text = tokenizer.decode(i for i in ids[:most] if i not in tokenizer.control_ids)
         return text if ended and len(ids) <= most else Cut(text)
 
     return Backend(
