@@ -17,7 +17,8 @@ import jinja2
 import markupsafe
 
 from bfm.jsonl import whole
-from bfm.report_parts import Section, outcome, sections
+from bfm.report_cells import Section
+from bfm.report_parts import outcome, sections
 
 Row = Mapping[str, Any]
 

@@ -6,16 +6,24 @@ A part whose numbers are absent says in one sentence what is missing, and draws 
 
 from __future__ import annotations
 
-import dataclasses
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
-import numpy as np
-
 from bfm import plots
-
-Row = Mapping[str, Any]
+from bfm import report_diagnosis as diagnosis
+from bfm.report_cells import (
+    Row,
+    Section,
+    Table,
+    complete,
+    label,
+    number,
+    p_value,
+    part_of,
+    percent,
+    ranged,
+)  # fmt: skip
 
 # What became of a question, in the order of the table; `outcome` chooses.
 OUTCOMES = (
@@ -50,24 +58,6 @@ COLUMNS = (
 )
 
 
-@dataclasses.dataclass(frozen=True)
-class Table:
-    """Cells are plain text; the first `names` columns are names, the others numbers."""
-
-    head: tuple[str, ...]
-    rows: list[tuple[str, ...]]
-    names: int = 1
-    bold: frozenset[tuple[int, int]] = frozenset()
-
-
-@dataclasses.dataclass(frozen=True)
-class Section:
-    title: str
-    text: str
-    tables: tuple[Table, ...] = ()
-    svgs: tuple[str, ...] = ()
-
-
 def outcome(correct: float, gate: int | None, recall: float | None, status: str, read: int) -> str:
     """Return what became of one question, one of OUTCOMES; `read` counts the turns shown."""
     if status not in ("ok", "truncated", "unfinished"):
@@ -92,7 +82,7 @@ def sections(summary: Mapping[str, Any], results: Sequence[Row]) -> list[Section
     names = {row["method"]: bool(row.get("control")) for row in rows}
     drawn = sorted(names, key=lambda name: names[name])[: plots.SERIES]  # controls last
     bins = ("method", "bin", "accuracy", "n")
-    by_bin = lambda title, key, xlabel: _part(  # noqa: E731
+    by_bin = lambda title, key, xlabel: part_of(  # noqa: E731
         title, found.get(key), bins, f"Accuracy was not measured by {xlabel}.",
         lambda part: Section(
             title, "Percent right with 95 % intervals." + _drawn(part, drawn),
@@ -102,25 +92,26 @@ def sections(summary: Mapping[str, Any], results: Sequence[Row]) -> list[Section
     return [
         _accuracy(rows, {s["system"] for s in summary.get("systems") or () if not s["measured"]}),
         _tokens(rows),
-        _part("Contrasts", summary.get("contrasts"), ("a", "b", "difference"),
+        part_of("Contrasts", summary.get("contrasts"), ("a", "b", "difference"),
               "No contrast was declared for this run.", _contrasts),
         _why(results),
-        _recall(found),
-        _part("Gate reliability", found.get("reliability"), (0, 1, 2),
-              "No gate with a probability was run.", _reliability),
-        _saliency(found),
-        _part("Rank agreement of Sal_q with Sal_a", found.get("rank_agreement"), ("stratum", "rho"),
-              "No turn has both saliencies, so their rankings cannot be compared.", _agreement),
-        _part("Does saliency order the evidence first?", found.get("separation"), ("stratum", "auc"),
-              "The data has no labelled evidence.", _separation),
+        diagnosis.recall(found),
+        part_of("Gate reliability", found.get("reliability"), (0, 1, 2),
+              "No gate with a probability was run.", diagnosis.reliability),
+        diagnosis.saliency(found),
+        part_of("Rank agreement of Sal_q with Sal_a", found.get("rank_agreement"), ("stratum", "rho"),
+              "No turn has both saliencies, so their rankings cannot be compared.",
+              diagnosis.agreement),
+        part_of("Does saliency order the evidence first?", found.get("separation"), ("stratum", "auc"),
+              "The data has no labelled evidence.", diagnosis.separation),
         by_bin("Accuracy by distance of the evidence", "by_distance",
                "distance of the evidence, turns back"),
         by_bin("Accuracy by density of the evidence", "by_density", "density of the evidence"),
         by_bin("Accuracy by length of the history", "by_length", "length of the history, turns"),
         by_bin("Accuracy by place of the right option", "by_position", "letter of the right option"),
-        _part("Cost of a question", found.get("cost"), ("method", "turns", "p50_s"),
+        part_of("Cost of a question", found.get("cost"), ("method", "turns", "p50_s"),
               "Time was not measured at growing histories.", lambda part: _cost(part, drawn)),
-        _part("Memory systems", summary.get("systems"), ("system",),
+        part_of("Memory systems", summary.get("systems"), ("system",),
               "No memory system was run.", _systems),
     ]  # fmt: skip
 
@@ -143,8 +134,8 @@ def _accuracy(rows: Sequence[Row], unmeasured: Collection[str] = ()) -> Section:
         at = [[cell.get((method, name)) for name in sets] for method in methods]
         tables.append(Table(
             ("method", *sets),
-            [(_name(next(r for r in rows if r["method"] == method)),
-              *("–" if i is None else _percent(rows[i]) for i in line))
+            [(label(next(r for r in rows if r["method"] == method)),
+              *("–" if i is None else percent(rows[i]) for i in line))
              for method, line in zip(methods, at, strict=True)],
             bold=frozenset((r, c + 1) for r, line in enumerate(at) for c, i in enumerate(line)
                            if i in best),
@@ -154,11 +145,11 @@ def _accuracy(rows: Sequence[Row], unmeasured: Collection[str] = ()) -> Section:
         free = any(row.get("f1") is not None for row in own)
         what = "exact match, %" if free else "accuracy, %"
         columns = {
-            f"{what} ({name})" if name else what: _percent,
-            "F1, %": lambda r: _range(
+            f"{what} ({name})" if name else what: percent,
+            "F1, %": lambda r: ranged(
                 r.get("f1"), r.get("f1_low"), r.get("f1_high"), "{:.1f}", 100
             ),
-            "log p(right), nats": lambda r: _range(
+            "log p(right), nats": lambda r: ranged(
                 r.get("logp"), r.get("logp_low"), r.get("logp_high"), "{:.2f}"
             ),
             **{head: _cell(key, form, scale) for head, key, form, scale in COLUMNS},
@@ -172,7 +163,7 @@ def _accuracy(rows: Sequence[Row], unmeasured: Collection[str] = ()) -> Section:
         }  # fmt: skip
         tables.append(Table(
             ("method", *columns),
-            [(_name(row) + (" (not measured with this model)" if row["method"] in unmeasured else ""),
+            [(label(row) + (" (not measured with this model)" if row["method"] in unmeasured else ""),
               *(cell(row) for cell in columns.values())) for row in own],
             bold=frozenset((i, 1) for i in _best(own, own)),
         ))  # fmt: skip
@@ -186,12 +177,12 @@ def _accuracy(rows: Sequence[Row], unmeasured: Collection[str] = ()) -> Section:
 
 
 def _cell(key: str, form: str, scale: float) -> Callable[[Row], str]:
-    return lambda row: _number(row.get(key), form, scale)
+    return lambda row: number(row.get(key), form, scale)
 
 
 def _best(own: Sequence[Row], rows: Sequence[Row]) -> list[int]:
     """The index in rows of the best method of `own`, or none where another's interval reaches it."""
-    known = [r for r in own if not r.get("control") and _complete(r, ("accuracy", "low", "high"))]
+    known = [r for r in own if not r.get("control") and complete(r, ("accuracy", "low", "high"))]
     if len(known) < 2:
         return []
     best = max(known, key=lambda row: row["accuracy"])
@@ -201,7 +192,7 @@ def _best(own: Sequence[Row], rows: Sequence[Row]) -> list[int]:
 
 def _tokens(rows: Sequence[Row]) -> Section:
     title = "Accuracy against tokens read"
-    known = [row for row in rows if _complete(row, ("accuracy", "tokens"))]
+    known = [row for row in rows if complete(row, ("accuracy", "tokens"))]
     if not known:
         return Section(title, "No row has both an accuracy and a number of tokens.")
     sets = list(dict.fromkeys(str(row.get("data", "")) for row in known))
@@ -221,9 +212,9 @@ def _contrasts(part: Sequence[Row]) -> Section:
         told = row.get("p_holm")
         rows.append((
             f"{row['a']} − {row['b']}", "log p(right), nats" if nats else "accuracy, points",
-            _range(row["difference"], row.get("low"), row.get("high"), form, scale),
-            _p(row.get("p")), _p(told),
-            _number(row.get("detectable"), form.replace("+", ""), scale),
+            ranged(row["difference"], row.get("low"), row.get("high"), form, scale),
+            p_value(row.get("p")), p_value(told),
+            number(row.get("detectable"), form.replace("+", ""), scale),
             "–" if told is None else "yes" if told < 0.05 else "no",
         ))  # fmt: skip
     head = (
@@ -253,75 +244,13 @@ def _why(results: Sequence[Row]) -> Section:
                           len(row.get("evidence") or ()))  # fmt: skip
         counts.setdefault(row["method"], Counter())[verdict] += 1
     seen = [name for name in OUTCOMES if any(count[name] for count in counts.values())]
-    rows = [(name, *(_number(count[key] / count.total(), "{:.1f}", 100) for key in seen))
+    rows = [(name, *(number(count[key] / count.total(), "{:.1f}", 100) for key in seen))
             for name, count in counts.items()]  # fmt: skip
     text = (
         "Percent of questions. 'Evidence' is what the data's authors labelled; it may be missing or "
         "incomplete, and other turns may serve. No method read these labels, controls apart."
     )
     return Section(title, text, (Table(("method", *seen), rows),))
-
-
-def _recall(found: Mapping[str, Any]) -> Section:
-    title, ceiling = "Evidence recall at K", found.get("oracle_in_k")
-    pairs = [pair for pair in found.get("recall_at_k") or () if _complete(pair, (0, 1))]
-    if not pairs:
-        return Section(title, "The data has no labelled evidence, or no shortlist was made.")
-    text = (
-        "Share of the labelled evidence turns that the pre-filter (Sal_q) keeps among its K turns."
-    )
-    if ceiling is not None:
-        text += " The dashed line is the ceiling: the oracle held to the shortlist."
-    rows = [(f"{k:g}", _number(recall, "{:.1f}", 100)) for k, recall in pairs]
-    if ceiling is not None:
-        rows.append(("oracle within K", _number(ceiling, "{:.1f}", 100)))
-    svg = plots.recall_at_k(pairs, ceiling)
-    return Section(title, text, (Table(("K", "recall, %"), rows),), (svg,))
-
-
-def _reliability(part: Sequence[Sequence[float]]) -> Section:
-    part = [line for line in part if line[2] > 0]
-    if not part:
-        return Section("Gate reliability", "No gate with a probability was run.")
-    text = (
-        "Points on the dotted line: the gate's probability means what it says. The area of a point "
-        "grows with its questions; bars are 95 % intervals that take questions as independent."
-    )
-    rows = [tuple(_number(v, f) for v, f in zip(line, ("{:.3f}", "{:.3f}", "{:,g}"), strict=False))
-            for line in part]  # fmt: skip
-    table = Table(("predicted", "needed", "n"), rows, names=0)
-    return Section("Gate reliability", text, (table,), (plots.reliability(part),))
-
-
-def _saliency(found: Mapping[str, Any]) -> Section:
-    title = "Saliency of evidence against other turns"
-    evidence, other = ([v for v in found.get(key) or () if v is not None]
-                       for key in ("saliency_evidence", "saliency_other"))  # fmt: skip
-    if not evidence or not other:
-        return Section(title, "Sal_q of evidence and of other turns was not recorded.")
-    ranked = np.sort(np.array(other, float))
-    below, upto = (np.searchsorted(ranked, evidence, side=side) for side in ("left", "right"))
-    area = float((below + upto).mean() / (2 * len(ranked)))
-    text = (
-        f"Sal_q of an evidence turn exceeds that of another turn in {100 * area:.1f} % of all pairs "
-        "(50 % would be chance; pairs are of turns of any two histories)."
-    )
-    rows = [(name, f"{len(v):,}", *(f"{x:+.3f}" for x in np.percentile(v, (5, 25, 50, 75, 95))))
-            for name, v in (("evidence", evidence), ("other", other))]  # fmt: skip
-    table = Table(("turns", "n", "5 %", "25 %", "median", "75 %", "95 %"), rows)
-    return Section(title, text, (table,), (plots.two_distributions(evidence, other),))
-
-
-def _agreement(part: Sequence[Row]) -> Section:
-    rows = [(str(r["stratum"]), _range(r["rho"], r.get("low"), r.get("high"), "{:+.3f}"),
-             _number(r.get("n"), "{:,g}")) for r in part]  # fmt: skip
-    text = (
-        "Spearman's rank correlation within a history, averaged over a stratum. 1: the proxy ranks "
-        "turns as the oracle does; 0: it says nothing about them."
-    )
-    table = Table(("stratum", "rho", "n"), rows)
-    svg = plots.dots(part, "stratum", "rho", "rank correlation of Sal_q with Sal_a")
-    return Section("Rank agreement of Sal_q with Sal_a", text, (table,), (svg,))
 
 
 def _systems(part: Sequence[Row]) -> Section:
@@ -343,7 +272,7 @@ def _systems(part: Sequence[Row]) -> Section:
     ):
         columns[head] = key, "{:,g}"
     rows = [
-        (row["system"], *(_number(row.get(key), form) for key, form in columns.values()),
+        (row["system"], *(number(row.get(key), form) for key, form in columns.values()),
          "yes" if row["measured"] else "no")
         for row in part
     ]  # fmt: skip
@@ -355,48 +284,23 @@ def _systems(part: Sequence[Row]) -> Section:
     return Section("Memory systems", text, (Table(("system", *columns, "measured"), rows),))
 
 
-def _separation(part: Sequence[Row]) -> Section:
-    title = "Does saliency order the evidence first?"
-    rows = [(r["score"], str(r["stratum"]), _range(r["auc"], r.get("low"), r.get("high"), "{:.2f}"),
-             _number(r.get("n"), "{:,g}")) for r in part]  # fmt: skip
-    text = (
-        "Share of pairs of an evidence turn and another turn of the same history that the saliency "
-        "orders right (area under the curve; 0.5 is chance), averaged over histories. Sal_a is the "
-        "shared reader's and knows the answer; Sal_q is the base model's."
-    )
-    return Section(title, text, (Table(("score", "stratum", "area", "n"), rows, names=2),))
-
-
 def _bin_table(part: Sequence[Row]) -> Table:
     bins = list(dict.fromkeys(str(row["bin"]) for row in part))
-    cells = {(row["method"], str(row["bin"])): f"{_percent(row)} (n {_number(row['n'], '{:g}')})"
+    cells = {(row["method"], str(row["bin"])): f"{percent(row)} (n {number(row['n'], '{:g}')})"
              for row in part}  # fmt: skip
     rows = [(name, *(cells.get((name, b), "–") for b in bins)) for name in _in(part)]
     return Table(("method", *bins), rows)
 
 
 def _cost(part: Sequence[Row], drawn: Sequence[str]) -> Section:
-    rows = [(r["method"], f"{r['turns']:,g}", _number(r["p50_s"], "{:.3g}"),
-             _number(r.get("p95_s"), "{:.3g}")) for r in part]  # fmt: skip
+    rows = [(r["method"], f"{r['turns']:,g}", number(r["p50_s"], "{:.3g}"),
+             number(r.get("p95_s"), "{:.3g}")) for r in part]  # fmt: skip
     text = "Median seconds a question (p50), with whiskers up to the 95th percentile." + _drawn(
         part, drawn
     )
     table = Table(("method", "turns", "p50, s", "p95, s"), rows)
     svg = plots.cost(_of(part, drawn), _in(part, drawn))
     return Section("Cost of a question", text, (table,), (svg,))
-
-
-def _part(
-    title: str, part: Any, keys: Sequence[Any], missing: str, make: Callable[[list], Section]
-) -> Section:
-    """Make a section of the lines that have all of `keys`; where none has, say what is missing."""
-    known = [line for line in part or () if _complete(line, keys)]
-    return make(known) if known else Section(title, missing)
-
-
-def _complete(line: Any, keys: Sequence[Any]) -> bool:
-    get = line.get if isinstance(line, Mapping) else line.__getitem__
-    return all(get(key) is not None for key in keys)
 
 
 def _in(part: Sequence[Row], drawn: Sequence[str] = ()) -> list[str]:
@@ -412,29 +316,3 @@ def _of(part: Sequence[Row], drawn: Sequence[str]) -> list[Row]:
 def _drawn(part: Sequence[Row], drawn: Sequence[str]) -> str:
     left = len(_in(part)) - len(_in(part, drawn))
     return f" {left} further methods stand in the table only." if left else ""
-
-
-# Text
-
-
-def _name(row: Row) -> str:
-    return row["method"] + (" (control)" if row.get("control") else "")
-
-
-def _number(value: Any, form: str, scale: float = 1) -> str:
-    return "–" if value is None else form.format(scale * value)
-
-
-def _range(value: Any, low: Any, high: Any, form: str, scale: float = 1) -> str:
-    text = _number(value, form, scale)
-    if value is None or low is None or high is None:
-        return text
-    return f"{text} [{form.format(scale * low)}, {form.format(scale * high)}]"
-
-
-def _percent(row: Row) -> str:
-    return _range(row.get("accuracy"), row.get("low"), row.get("high"), "{:.1f}", 100)
-
-
-def _p(value: float | None) -> str:
-    return "–" if value is None else "<0.001" if value < 0.001 else f"{value:.3f}"
