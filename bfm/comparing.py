@@ -11,6 +11,7 @@ from typing import Any
 
 from bfm import report, summary
 from bfm.answering import longest
+from bfm.baselines import backend
 from bfm.choosing import CONTROLS, parse_methods
 from bfm.dialogue import Example, RecordError, evidence_turns, group_of, turns_of
 from bfm.harness import GROUP, RESULTS, SALIENCY, SYSTEM_COSTS, Harness
@@ -81,6 +82,8 @@ def _evaluate(settings: Settings, workdir: Path) -> tuple[Any, dict[str, Any], d
     _check_thinking(settings, files)
     if bool(settings.eval.chat_url) != bool(settings.eval.chat_model):
         raise SettingsError("eval.chat_model: give it together with eval.chat_url")
+    if settings.eval.chat_url:
+        backend.address(settings.eval.chat_url)
     check = lambda example: _check(example, files, methods, settings)  # noqa: E731
     source = open_data(settings, check)
     others = other_users([group_of(source[i]) for i in range(len(source))])

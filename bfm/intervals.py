@@ -61,7 +61,8 @@ def mean(values: np.ndarray) -> Callable[[np.ndarray], float]:
 class Contrast:
     """A paired difference with its interval. detectable: what 80 % power would find at 5 %.
 
-    One group alone gives no interval and nothing to detect by: None, and p is 1.
+    One group alone gives no interval and nothing to detect by: None, and p is 1. Groups that all
+    differ by the same amount show no spread, so what could be detected is not known either.
     """
 
     difference: float
@@ -87,7 +88,7 @@ def contrast(
     # The share of resamples on the far side of 0, never below what the resamples can tell.
     tail = min((means <= 0).mean(), (means >= 0).mean())
     p = min(1.0, max(2 * tail, 1 / resamples))
-    return Contrast(mean, float(low), float(high), float(p), float(2.8 * means.std()))
+    return Contrast(mean, float(low), float(high), float(p), 2.8 * float(means.std()) or None)
 
 
 def holm(p: Sequence[float]) -> list[float]:

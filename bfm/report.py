@@ -111,7 +111,8 @@ def _cut(text: str) -> str:
 
 
 def _title(summary: Mapping[str, Any]) -> str:
-    what = " ".join(str(summary.get(key) or "") for key in ("data", "split")).strip()
+    split = summary.get("split") or "all"
+    what = " ".join([str(summary.get("data") or ""), *([split] if split != "all" else [])]).strip()
     n = summary.get("n")
     return f"Evaluation on {what or 'unnamed data'}" + (f", {n:,} questions" if n else "")
 

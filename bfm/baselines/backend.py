@@ -222,6 +222,21 @@ class _NoRedirect(urllib.request.HTTPRedirectHandler):
         return None
 
 
+def address(url: str) -> str:
+    """Check an endpoint's address and return it as errors show it. Raises BackendError."""
+    try:
+        parts = urllib.parse.urlsplit(url)
+    except ValueError as error:
+        raise BackendError(f"url: {error}") from None
+    host = parts.netloc.rpartition("@")[2]  # what stands before @ may be a key
+    shown = f"{parts.scheme}://{host}{parts.path}"
+    if parts.scheme not in ("http", "https") or not host:
+        raise BackendError(f"{shown}: give an address that begins with http:// or https://")
+    if "@" in parts.netloc or parts.query:
+        raise BackendError(f"{shown}: the key belongs in {KEY}, not in the address")
+    return shown
+
+
 def endpoint(
     url: str,
     model: str,
@@ -248,16 +263,7 @@ def endpoint(
     status, never the key.
     """
     key = os.environ.get(KEY, "") if key is None else key
-    try:
-        parts = urllib.parse.urlsplit(url)
-    except ValueError as error:
-        raise BackendError(f"url: {error}") from None
-    host = parts.netloc.rpartition("@")[2]  # what stands before @ may be a key
-    shown = f"{parts.scheme}://{host}{parts.path}"
-    if parts.scheme not in ("http", "https") or not host:
-        raise BackendError(f"{shown}: give an address that begins with http:// or https://")
-    if "@" in parts.netloc or parts.query:
-        raise BackendError(f"{shown}: the key belongs in {KEY}, not in the address")
+    shown = address(url)
     if not (key.isascii() and key.isprintable()) or " " in key:
         raise BackendError(f"{KEY}: holds what no key holds (a space, a line end, ..)")
     if (embed is None) == (not embed_model):
