@@ -74,13 +74,15 @@ class Choice:
     """What a method chose for one question: turns, best first, and the controller's gate if any.
 
     history: what stands in the place of the user's turns, where `turns` are places in something else;
-    sources[place]: the user's turns that it rests on.
+    sources[place]: the user's turns that it rests on. scores: what ranked the user's turns, one number
+    each (None: never in question); empty where nothing did.
     """
 
     turns: tuple[int, ...]
     decision: Decision | None = None
     history: tuple[Turn, ...] | None = None
     sources: tuple[tuple[int, ...], ...] = ()
+    scores: tuple[float | None, ...] = ()
 
     def evidence(self, shown: Sequence[int]) -> tuple[int, ...]:
         """Return the user's turns behind the places that a reader was shown, in time order."""
@@ -186,9 +188,12 @@ def choose(
         case "latest":
             orders = [selectors.latest(q, t) for q, t in pairs]
         case "bm25":
-            orders = [selectors.lexical(q, t, with_options) for q, t in pairs]
+            return [_ranked(selectors.lexical(q, t, with_options), k) for q, t in pairs]
         case "embedding":
-            orders = [selectors.embedding(q, t, with_options, models.encoder) for q, t in pairs]
+            return [
+                _ranked(selectors.embedding(q, t, with_options, models.encoder), k)
+                for q, t in pairs
+            ]
         case "sal_q":
             orders = [selectors.by_score(scores) for scores in sal_q]
         case "tau_q":
@@ -207,6 +212,10 @@ def choose(
                 Choice(tuple(focus(own or (), tau, settings.max_focus))) for own in oracle.sal_a
             ]
     return [Choice(order[:k]) for order in orders]
+
+
+def _ranked(scores: Sequence[float | None], k: int) -> Choice:
+    return Choice(selectors.by_score(scores)[:k], scores=tuple(scores))
 
 
 def _noted(notes: Sequence[Note]) -> Choice:
@@ -234,12 +243,12 @@ def _expected(questions, turns, sal_q, models, settings, k) -> list[Choice]:
         prompts.append([bare, *((*scaffold.prefix(group)[0], *bare) for group in groups)])
     readings = read_options(models.reader_scorer, scaffold, questions, prompts, settings.label)
     chosen = []
-    for order, (before, *after) in zip(ranked, readings, strict=True):
+    for own, order, (before, *after) in zip(turns, ranked, readings, strict=True):
         values = selectors.expected_bayes_factor(
             before.log_posterior, [reading.log_posterior for reading in after]
         )
-        best = selectors.by_score(values)[:k]
-        chosen.append(Choice(tuple(order[i] for i in best)))
+        by_turn = dict(zip(order, values, strict=True))
+        chosen.append(_ranked([by_turn.get(i) for i in range(len(own))], k))
     return chosen
 
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from bfm import report, summary
+from bfm import pooling, report, summary
 from bfm.answering import longest
 from bfm.baselines import backend
 from bfm.choosing import CONTROLS, parse_methods
@@ -42,30 +42,31 @@ def run(settings: Settings, workdir: Path, command: str = "") -> dict[str, Any]:
     WorkdirError before any work.
     """
     pairs = parse_contrasts(settings.eval.contrasts, parse_methods(settings.methods))
-    work = _out_of_fold if settings.eval.folds else _evaluate
+    check = lambda part, files: _open_tuned(part, parse_methods(part.methods), files)  # noqa: E731
+    work = pooling.join(_evaluate, check, settings)
     source, identity, ks = work(settings, workdir)
     results = read_lines(workdir / RESULTS)
     saliency = read_lines(workdir / SALIENCY)
-    sal_q, sal_a = ([line[name] for line in saliency] for name in ("sal_q", "sal_a"))
     evidence = [evidence_turns(source[i], settings.unit) for i in range(len(source))]
+    evidence *= max(1, settings.eval.seeds)  # results and saliencies stand seed by seed
     name = settings.data
     if name.startswith("jsonl:"):  # a table names the file, not the folders of one machine
         name = f"jsonl:{Path(name.removeprefix('jsonl:')).name}"
     table = summary.rows(results, name)
     notes, valid = summary.notes(results, table)
-    folds = (workdir, *(workdir / "folds" / str(k) for k in range(settings.eval.folds)))
-    costs = [place / SYSTEM_COSTS for place in folds if (place / SYSTEM_COSTS).exists()]
+    costs = sorted(workdir.glob(f"**/{SYSTEM_COSTS}"))
     found = {
         "systems": [row for path in costs for row in json.loads(path.read_text("utf-8"))],
         "identity": identity, "data": name, "split": settings.split, "n": len(source),
+        "seeds": settings.eval.seeds,
         "valid": valid, "notes": notes, "rows": table, "command": command, "k": ks,
         "contrasts": summary.contrasts(results, pairs),
-        "diagnosis": summary.diagnosis(results, sal_q, sal_a, evidence, settings.prefilter_k),
+        "diagnosis": summary.diagnosis(results, saliency, evidence, settings.prefilter_k),
     }  # fmt: skip
     write_json(workdir / SUMMARY, found)
-    lines = summary.by_example(results)
+    lines = summary.by_example([line for line in results if not line.get("seed")])
     shown = [
-        example_page(source[i], sal_q[i], sal_a[i], lines[source[i].question.id], settings)
+        example_page(source[i], saliency[i], lines[source[i].question.id], settings)
         for i in range(min(SHOWN, len(source)))
     ]
     report.write(workdir, found, results, shown)
@@ -92,7 +93,7 @@ def _evaluate(settings: Settings, workdir: Path) -> tuple[Any, dict[str, Any], d
     dev = _dev(settings, source, check)
     identity = {
         **files.identity(settings.model.dtype), "data": source.sha256, "code": code_hash(),
-        "models": {name: one.source.sha256() if one else "" for name, one in tuned.items()},
+        "models": {name: one.sha256() if one else "" for name, one in tuned.items()},
         "dev": dev.sha256 if dev else "", "methods": list(methods),
         "settings": {
             name: getattr(settings, name)
@@ -103,7 +104,7 @@ def _evaluate(settings: Settings, workdir: Path) -> tuple[Any, dict[str, Any], d
         },
     }  # fmt: skip
     # What only reads results, and paths, for which the models' hashes or names stand.
-    for name in ("contrasts", "reader", "readers", "chat_url", "folds"):
+    for name in ("contrasts", "reader", "readers", "chat_url", "folds", "seeds"):
         del identity["settings"][name]
     done = _resume(workdir, identity, source, methods)
     work = Harness(settings, files, tuned, methods, workdir)
@@ -113,42 +114,6 @@ def _evaluate(settings: Settings, workdir: Path) -> tuple[Any, dict[str, Any], d
             work.teach(dev, workdir)
         work.run(source, others, ks, workdir, done)
     return source, identity, ks
-
-
-def _out_of_fold(settings: Settings, workdir: Path) -> tuple[Any, dict[str, Any], dict[str, Any]]:
-    """Evaluate each part of the users by the models that were trained on the others; join them.
-
-    In paths of models, {k} stands for the number of the part. Leaves folds/K in the workdir.
-    """
-    folds, parts = settings.eval.folds, []
-    if settings.fold:
-        raise SettingsError("fold: leave it out; eval.folds evaluates every part")
-    if "{k}" not in settings.policy + settings.eval.reader + settings.eval.readers:
-        raise SettingsError("eval.folds: put {k} for the part's number into policy or eval.reader")
-    files = open_base(settings)
-    for k in range(folds):
-        put = lambda text, k=k: text.replace("{k}", str(k))  # noqa: E731
-        models = {name: put(getattr(settings.eval, name)) for name in ("reader", "readers")}
-        parts.append(dataclasses.replace(
-            settings, fold=f"{k}/{folds}", policy=put(settings.policy),
-            eval=dataclasses.replace(settings.eval, folds=0, **models),
-        ))  # fmt: skip
-        _open_tuned(parts[-1], parse_methods(settings.methods), files)  # all before any work
-    make_workdir(workdir)
-    made = [_evaluate(part, workdir / "folds" / str(k)) for k, part in enumerate(parts)]
-    source = open_data(settings)
-    places = [source[i].question.id for i in range(len(source))]
-    for name in (RESULTS, SALIENCY):
-        by_id: dict[str, list] = {}
-        for k in range(folds):
-            for line in read_lines(workdir / "folds" / str(k) / name):
-                by_id.setdefault(line["id"], []).append(line)
-        with whole(workdir / name) as file:
-            for line in (line for place in places for line in by_id[place]):
-                file.write(json.dumps(line, ensure_ascii=False) + "\n")
-    identity = {**made[0][1], "data": source.sha256}
-    identity["models"] = [each["models"] for _, each, _ in made]
-    return source, identity, {f"fold {k}": ks for k, (_, _, ks) in enumerate(made) if ks}
 
 
 def other_users(groups: Sequence[str]) -> list[int] | None:
@@ -276,8 +241,9 @@ def _resume(workdir: Path, identity: dict, source, methods: Sequence[str]) -> in
     return done
 
 
-def example_page(example: Example, sal_q, sal_a, lines, settings: Settings) -> dict[str, Any]:
-    """Return what the report shows of one example."""
+def example_page(example: Example, scores, lines, settings: Settings) -> dict[str, Any]:
+    """Return what the report shows of one example. scores: its line of saliency.jsonl."""
+    sal_q, sal_a = scores["sal_q"], scores["sal_a"]
     question, evidence = example.question, set(evidence_turns(example, settings.unit))
     turns = turns_of(question.messages, settings.unit)
     return {

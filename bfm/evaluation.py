@@ -25,11 +25,14 @@ from bfm.settings import Settings
 
 @dataclasses.dataclass(frozen=True)
 class Evaluated:
-    """What a group of examples gave: result lines by example, and both saliencies of every turn."""
+    """What a group of examples gave: result lines by example, and what scored every turn.
+
+    scores[i]: sal_q, sal_a (None where it is not scored) and each method that ranks by a score of its
+    own -> one number a turn of example i, None for a turn that was never in question.
+    """
 
     lines: list[list[dict[str, Any]]]
-    sal_q: list[list[float]]
-    sal_a: list[list[float] | None]
+    scores: list[dict[str, list[float | None] | None]]
 
 
 def evaluate(
@@ -96,7 +99,12 @@ def evaluate(
                 line["status"] = "truncated"
             own.append(line)
         lines.append(own)
-    return Evaluated(lines, sal_q, sal_a)
+    scores = [
+        {"sal_q": sal_q[i], "sal_a": sal_a[i]}
+        | {m: list(own[i].scores) for m, own in chosen.items() if own[i].scores}
+        for i in range(len(examples))
+    ]
+    return Evaluated(lines, scores)
 
 
 def _show(chosen, questions, turns, models, settings) -> dict[str, list[ReaderPrompt]]:

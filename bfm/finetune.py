@@ -34,6 +34,7 @@ from bfm.progress import Meter
 from bfm.settings import Settings, SettingsError
 
 METRICS, DEV, EXPORT, CHECKPOINTS = "metrics.jsonl", "dev.jsonl", "export", "checkpoints"
+ADAPTER = "adapter.safetensors"
 
 
 def run(settings: Settings, workdir: Path) -> dict[str, Any]:
@@ -173,15 +174,22 @@ class Learner:
         decoder = lora.assemble(self.files.config, {**self.frozen, **narrow}, self.model.scale)
         return LM(decoder, self.files.scaffold, "")
 
-    def export(self, state: dict, folder: Path) -> None:
-        """Write the model of a state as a Hugging Face folder, adapters merged (all processes call)."""
-        decoder = jax.jit(lora.merge)(self.lm(state).decoder)
+    def export(self, state: dict, workdir: Path) -> None:
+        """Write the model of a state (all processes call).
+
+        As a Hugging Face folder with adapters merged, and the adapters by themselves in bf16.
+        """
+        decoder, params = jax.jit(lora.merge)(self.lm(state).decoder), state["params"]
         if jax.process_count() > 1:  # each holds a part; the first writes
             gather = functools.partial(multihost_utils.process_allgather, tiled=True)
-            decoder = jax.tree.map(gather, decoder)
-        if jax.process_index() == 0:
-            tokenizer = self.files.scaffold.tokenizer
-            export.export(decoder, folder, tokenizer, self.settings.model.dtype)
+            decoder, params = jax.tree.map(gather, (decoder, params))
+        if jax.process_index():
+            return
+        if self.settings.train.lora_rank:
+            base, scale = self.files.source.sha256(), self.model.scale
+            lora.write(workdir / ADAPTER, params, scale, base, "bfloat16")
+        tokenizer, dtype = self.files.scaffold.tokenizer, self.settings.model.dtype
+        export.export(decoder, workdir / EXPORT, tokenizer, dtype)
 
 
 # --- the loop ----------------------------------------------------------------------------------
@@ -249,7 +257,7 @@ def _loop(learner: Learner, material: Material, checkpoints, stopped, workdir, s
             if stop and not last:
                 return {"stopped": step + 1, "steps": steps}
     checkpoints.close()
-    learner.export(state, workdir / EXPORT)
+    learner.export(state, workdir)
     return {
         "stopped": 0, "steps": steps, "rows": len(material.rows), "counts": material.counts,
         "metrics": read_lines(workdir / METRICS), "dev": read_lines(workdir / DEV),

@@ -46,7 +46,7 @@ class Harness:
         loaded: dict[str, tuple] = {}
 
         def load(files: ModelFiles) -> tuple:
-            key = files.source.sha256()
+            key = files.sha256()
             if key not in loaded:
                 lm = files.load(dtype)
                 scorer = Scorer(lm.decoder, lm.scaffold.head, batch_size=settings.batch_size)
@@ -140,8 +140,9 @@ class Harness:
                     if "other" in self.methods else () for i in places
                 ]  # fmt: skip
                 found = evaluate(examples, histories, self.methods, self.models, settings, ks)
-                for example, q, a in zip(examples, found.sal_q, found.sal_a, strict=True):
-                    line = {"id": example.question.id, "sal_q": _rounded(q), "sal_a": _rounded(a)}
+                for example, scores in zip(examples, found.scores, strict=True):
+                    line = {"id": example.question.id}
+                    line |= {name: _rounded(values) for name, values in scores.items()}
                     saliency.write(json.dumps(line, ensure_ascii=False) + "\n")
                 saliency.flush()
                 text = (json.dumps(line, ensure_ascii=False) for own in found.lines for line in own)

@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Intervals by resampling whole groups (users), because questions of one user are not independent."""
+"""Intervals by resampling whole groups (users), because questions of one user are not independent.
+
+Where a policy was trained several times, every resample also draws among its trainings, the same ones
+for all users: a training that went well went well for all of them.
+"""
 
 from __future__ import annotations
 
@@ -15,28 +19,36 @@ def interval(
     groups: Sequence[str],
     statistic: Callable[[np.ndarray], float],
     *,
+    runs: Sequence[int] | None = None,
     seed: int = 0,
     resamples: int = RESAMPLES,
 ) -> tuple[float | None, float | None, float | None]:
     """Return a statistic of all items with the 2.5th and 97.5th percentile of its bootstrap.
 
-    groups[i] is the group of item i; statistic takes an array of item indices (with repeats) and gives
-    nan where it is undefined; such resamples are left out. None stands for what is not known: the
-    value where it is undefined, the percentiles of a single group.
+    groups[i] is the group of item i, runs[i] the trained policy that it comes from; statistic takes an
+    array of item indices (with repeats) and gives nan where it is undefined; such resamples are left
+    out. None stands for what is not known: the value where it is undefined, the percentiles of a single
+    group.
     """
-    names = sorted(set(groups))
-    members = {name: [] for name in names}
-    for i, name in enumerate(groups):
-        members[name].append(i)
-    parts = [np.asarray(members[name]) for name in names]
+    members: dict[str, dict[int, list[int]]] = {}
+    for i, (name, run) in enumerate(zip(groups, runs or [0] * len(groups), strict=True)):
+        members.setdefault(name, {}).setdefault(run, []).append(i)
+    parts = [
+        {run: np.asarray(own) for run, own in members[name].items()} for name in sorted(members)
+    ]
+    trainings = sorted(set(runs or [0]))
     value = float(statistic(np.arange(len(groups))))
     if np.isnan(value) or len(parts) < 2:
         return None if np.isnan(value) else value, None, None
     rng = np.random.default_rng(seed)
     drawn = []
     for _ in range(resamples):
-        chosen = rng.integers(0, len(parts), len(parts))
-        drawn.append(float(statistic(np.concatenate([parts[k] for k in chosen]))))
+        chosen = [parts[k] for k in rng.integers(0, len(parts), len(parts))]
+        some = trainings
+        if len(trainings) > 1:
+            some = [trainings[k] for k in rng.integers(0, len(trainings), len(trainings))]
+        items = [own[run] for own in chosen for run in some if run in own]
+        drawn.append(float(statistic(np.concatenate(items))) if items else float("nan"))
     drawn = [x for x in drawn if not np.isnan(x)]
     low, high = np.percentile(drawn, [2.5, 97.5])
     return value, float(low), float(high)
@@ -73,17 +85,29 @@ class Contrast:
 
 
 def contrast(
-    groups: Sequence[str], a: np.ndarray, b: np.ndarray, *, seed: int = 0, resamples: int = 2000
+    groups: Sequence[str],
+    a: np.ndarray,
+    b: np.ndarray,
+    *,
+    runs: Sequence[int] | None = None,
+    seed: int = 0,
+    resamples: int = 2000,
 ) -> Contrast:
-    """Compare two methods on the same items: mean of a - b, bootstrap by group, two-sided p."""
+    """Compare two methods on the same items: mean of a - b, bootstrap as in `interval`, two-sided p."""
     names, place = np.unique(np.asarray(groups), return_inverse=True)
-    sums = np.bincount(place, a - b, len(names))
-    counts = np.bincount(place, minlength=len(names))
+    seeds, run = np.unique(np.zeros(len(place)) if runs is None else runs, return_inverse=True)
+    sums, counts = np.zeros((2, len(names), len(seeds)))
+    np.add.at(sums, (place, run), a - b)
+    np.add.at(counts, (place, run), 1)
     mean = float(sums.sum() / counts.sum())
     if len(names) < 2:
         return Contrast(mean, None, None, 1.0, None)
-    drawn = np.random.default_rng(seed).integers(0, len(names), (resamples, len(names)))
-    means = sums[drawn].sum(1) / counts[drawn].sum(1)
+    rng = np.random.default_rng(seed)
+    drawn = rng.integers(0, len(names), (resamples, len(names)))[..., None]
+    some = np.arange(len(seeds))
+    if len(seeds) > 1:
+        some = rng.integers(0, len(seeds), (resamples, 1, len(seeds)))
+    means = sums[drawn, some].sum((1, 2)) / counts[drawn, some].sum((1, 2))
     low, high = np.percentile(means, [2.5, 97.5])
     # The share of resamples on the far side of 0, never below what the resamples can tell.
     tail = min((means <= 0).mean(), (means >= 0).mean())

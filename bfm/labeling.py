@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Labels: saliency of every turn of every record, written in input order, resumable after a kill.
 
-Records are scored in groups whose make-up depends on the input alone, so a run that was stopped and
-started again writes the same bytes as one that was not.
+Records are scored in groups whose make-up depends on the input alone, and every group is a file until
+all are there: a run that was stopped and started again, by any number of processes, writes the same
+bytes as one that was not.
 """
 
 from __future__ import annotations
@@ -12,15 +13,18 @@ import dataclasses
 import hashlib
 import json
 import os
+import shutil
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any
 
 import jax
 
+from bfm import lora, sharding
 from bfm.dialogue import Example, generator, group_of
-from bfm.jsonl import DataError, JsonlSource, write_json
+from bfm.jsonl import DataError, JsonlSource, whole, write_json
 from bfm.labels import Rendered, label, render, token_lines
 from bfm.lm import LM, ModelError, ModelFiles, code_hash, open_model
 from bfm.progress import Meter
@@ -31,6 +35,7 @@ if TYPE_CHECKING:
     from bfm.datasets import Prepared
 
 DIALOGUES = Path(__file__).parent / "dialogues.jsonl"
+SHIPPED = Path(__file__).parent / "policy.safetensors"  # for the default model; configs/shipped.py
 GROUP_TOKENS = 16_384  # tokens of records that are scored, then written, together
 # Settings that move a byte of the labels, beside `label` and what the hashes name.
 _MOVES = (
@@ -38,6 +43,7 @@ _MOVES = (
     *("max_focus", "on_overflow", "on_bad_record", "dump_tokens"),
 )
 LABELS, META, TOKENS = "labels.jsonl", "labels.meta.json", "tokens.jsonl"
+PARTS = "parts"  # a file a group, until all are there
 
 
 class WorkdirError(ValueError):
@@ -48,7 +54,9 @@ def run(settings: Settings, workdir: Path) -> dict[str, Any]:
     """Label a data set into `workdir` and return the meta data that stands in labels.meta.json.
 
     Everything that can be wrong with model, data and settings is found before the workdir is touched.
-    Raises DataError, WorkdirError or the errors of `bfm.lm.open_model` (bad input).
+    Of several processes each labels its share of the groups on its own devices, over which the model is
+    split as `mesh` says (one copy on a CPU, whose devices share its cores); the first joins them.
+    Raises DataError, WorkdirError, ShardingError or the errors of `bfm.lm.open_model` (bad input).
     """
     files = open_base(settings)
     judge = open_tuned(settings.label.from_checkpoint, "label.from_checkpoint", files)
@@ -64,10 +72,11 @@ def run(settings: Settings, workdir: Path) -> dict[str, Any]:
     places = source.places if isinstance(source, Part) else range(len(source))
     sizes, evidence = [tokens[i] for i in places], [evidence[i] for i in places]
     groups = group_starts(sizes)
+    mesh = sharding.local_mesh(settings.mesh.data, settings.mesh.fsdp, settings.mesh.tensor)
+    sharding.shardings(lora.base_shapes(files.config), mesh)  # what does not divide is told now
     this = identity(files, settings, source.sha256)
     if judge:
-        this["judge"] = judge.source.sha256()
-    done = _resume(workdir, this, source, groups, settings.dump_tokens)
+        this["judge"] = judge.sha256()
     meta = {
         "identity": this,
         "records": len(source),
@@ -77,59 +86,70 @@ def run(settings: Settings, workdir: Path) -> dict[str, Any]:
     if settings.shortlist:
         kept, labelled = map(sum, zip(*evidence, strict=True))
         meta["shortlist"] = {"evidence_kept": kept, "evidence": labelled}
-    if done == len(source):
+    if _whole(workdir, meta):
         return _read_meta(workdir)
-    lm = files.load(settings.model.dtype)
-    scorer = Scorer(lm.decoder, lm.scaffold.head, batch_size=settings.batch_size)
-    judges = None
-    if judge:
-        decoder = judge.load(settings.model.dtype).decoder
-        judges = Scorer(decoder, lm.scaffold.head, batch_size=settings.batch_size)
-    earlier = _read_meta(workdir).get("timing", {}) if done else {}
+    spans = list(zip(groups, [*groups[1:], len(source)], strict=True))
+    mine = range(jax.process_index(), len(spans), jax.process_count())
+    todo = [k for k in mine if not _part(workdir, k).exists()]
+    with Meter("scoring", sum(sum(sizes[slice(*spans[k])]) for k in mine), "tokens") as meter:
+        meter.skip(sum(sum(sizes[slice(*spans[k])]) for k in mine if k not in todo))
+        if todo:
+            models = [one.load(settings.model.dtype, mesh) for one in (files, judge) if one]
+            scorers = [
+                Scorer(lm.decoder, lm.scaffold.head, batch_size=settings.batch_size, mesh=mesh)
+                for lm in models
+            ]
+            _score_groups(
+                workdir, source, {k: spans[k] for k in todo}, scorers, settings, files, meter
+            )
+    if jax.process_index() == 0:
+        _join(workdir, len(spans), meta, settings.dump_tokens)
+    _wait(workdir / LABELS)
+    return _read_meta(workdir)
 
-    def write_meta() -> None:
-        timings = [dataclasses.asdict(s.timing) for s in (scorer, judges) if s]
-        timing = {key: sum(t[key] for t in (*timings, {key: 0, **earlier})) for key in timings[0]}
-        write_json(workdir / META, {**meta, "timing": timing})
 
-    write_meta()
-    with contextlib.ExitStack() as stack:
-        meter = stack.enter_context(Meter("scoring", sum(sizes), "tokens"))
-        labels = stack.enter_context(open(workdir / LABELS, "a", encoding="utf-8", newline="\n"))
-        dump = None
-        if settings.dump_tokens:
-            dump = stack.enter_context(open(workdir / TOKENS, "a", encoding="utf-8", newline="\n"))
-        meter.skip(sum(sizes[:done]))
-        spans = list(zip(groups, [*groups[1:], len(source)], strict=True))
-        spans = [span for span in spans if span[0] >= done]
+def _score_groups(workdir, source, spans, scorers, settings, files, meter) -> None:
+    """Score groups of records, a file each; a helper thread reads and writes beside the device."""
+    scaffold, window = files.scaffold, files.config.window
+    base, *judge = scorers
 
-        def read(start: int, end: int) -> list[Rendered]:
-            window = lm.config.window
-            return [render(source[i], lm.scaffold, window, settings) for i in range(start, end)]
+    def read(k: int) -> list[Rendered]:
+        return [render(source[i], scaffold, window, settings) for i in range(*spans[k])]
 
-        def write(rendered: list[Rendered], results: list) -> None:
-            _append(labels, dump, rendered, results, lm.scaffold.head, settings)
-            write_meta()
+    def write(k: int, rendered: list[Rendered], results: list, timing: dict) -> None:
+        pairs = list(zip(rendered, results, strict=True))
+        dump = "".join(token_lines(*pair, scaffold.head) for pair in pairs)
+        write_json(_part(workdir, k), {
+            "labels": "".join(label(*pair, settings).to_json_line() for pair in pairs),
+            "tokens": dump if settings.dump_tokens else "", "timing": timing,
+        })  # fmt: skip
 
-        # One helper thread reads the next group and writes the last one while the device computes.
-        helper = stack.enter_context(ThreadPoolExecutor(1))
-        ahead, written = helper.submit(read, *spans[0]), None
-        for k in range(len(spans)):
+    before = dict.fromkeys(_spent(scorers), 0)
+    with ThreadPoolExecutor(1) as helper:
+        order = list(spans)
+        ahead, written = helper.submit(read, order[0]), None
+        for k, following in zip(order, [*order[1:], None], strict=True):
             rendered = ahead.result()
-            if k + 1 < len(spans):
-                ahead = helper.submit(read, *spans[k + 1])
+            if following is not None:
+                ahead = helper.submit(read, following)
             jobs = [r.job for r in rendered]
-            if judges:
+            if judge:
                 results = judged(
-                    scorer.score(list(map(unanswered, jobs))), judges.score(jobs, meter.add)
+                    base.score(list(map(unanswered, jobs))), judge[0].score(jobs, meter.add)
                 )
             else:
-                results = scorer.score(jobs, meter.add)
+                results = base.score(jobs, meter.add)
             if written:
                 written.result()
-            written = helper.submit(write, rendered, results)
+            now = _spent(scorers)
+            timing = {name: now[name] - before[name] for name in now}
+            before, written = now, helper.submit(write, k, rendered, results, timing)
         written.result()
-    return _read_meta(workdir)
+
+
+def _spent(scorers: Sequence[Scorer]) -> dict[str, float]:
+    timings = [dataclasses.asdict(scorer.timing) for scorer in scorers]
+    return {name: sum(timing[name] for timing in timings) for name in timings[0]}
 
 
 def open_base(settings: Settings) -> ModelFiles:
@@ -140,10 +160,18 @@ def open_base(settings: Settings) -> ModelFiles:
 def open_tuned(path: str, field: str, base: ModelFiles | LM) -> ModelFiles | None:
     """Open a model that was fine-tuned from `base`; None for "". `field` is the setting that names it.
 
-    Raises ModelError where its chat template is another than the base model's.
+    path: an export, an adapter.safetensors of launch/sft.py, or "shipped" for the adapter that comes
+    with bfm. Raises ModelError where adapters belong to other weights or the chat template is another
+    than the base model's, WeightsError for a file that holds no adapters. A loaded base takes an export
+    only; `bfm.lm.adapted` gives it adapters.
     """
     if not path:
         return None
+    if place := adapter_at(path):
+        adapter = lora.read(place, base.config)
+        if adapter.base != base.source.sha256():
+            raise ModelError(f"{field}: {path}: adapters of other weights than the base model's")
+        return dataclasses.replace(base, adapter=adapter)
     try:
         tuned = open_model(path)
     except ModelError as error:
@@ -152,6 +180,11 @@ def open_tuned(path: str, field: str, base: ModelFiles | LM) -> ModelFiles | Non
     if (ours.head, ours.tail, ours.end) != (its.head, its.tail, its.end):
         raise ModelError(f"{field}: {tuned.path}: another chat template than the base model's")
     return tuned
+
+
+def adapter_at(path: str) -> Path | None:
+    """Return the file of adapters that `path` names: "shipped" or *.safetensors; else None."""
+    return SHIPPED if path == "shipped" else Path(path) if path.endswith(".safetensors") else None
 
 
 def unanswered(job: Job) -> Job:
@@ -235,17 +268,6 @@ def _open_whole(settings: Settings, check: Callable[[Example], None]) -> JsonlSo
     return source.checked(check, bad, limit)
 
 
-def _append(labels: TextIO, dump: TextIO | None, rendered, results, head, settings) -> None:
-    """Write a group: tokens first, so that a complete label line implies complete token lines."""
-    if dump:
-        for record, scored in zip(rendered, results, strict=True):
-            dump.write(token_lines(record, scored, head))
-        _flush(dump)
-    for record, scored in zip(rendered, results, strict=True):
-        labels.write(label(record, scored, settings).to_json_line())
-    _flush(labels)
-
-
 def identity(files: ModelFiles, settings: Settings, data_sha256: str) -> dict[str, Any]:
     """Return everything that the bytes of the labels depend on."""
     # Model and data are named by the hashes of what they hold.
@@ -273,36 +295,55 @@ def group_starts(sizes: Sequence[int]) -> list[int]:
     return starts
 
 
-def _resume(
-    workdir: Path,
-    identity: dict,
-    source: JsonlSource | Prepared,
-    groups: Sequence[int],
-    dumped: bool,
-) -> int:
-    """Prepare the workdir and return how many records are done: whole groups only.
-
-    Lines past the last whole group, torn or not, are cut off; they will be written again.
-    """
+def _whole(workdir: Path, meta: dict[str, Any]) -> bool:
+    """Prepare the workdir, or find its labels whole. Raises WorkdirError for those of another run."""
     make_workdir(workdir)
-    found = [name for name in (LABELS, TOKENS) if (workdir / name).exists()]
-    if found and not (workdir / META).exists():
-        raise WorkdirError(f"--workdir: {workdir} holds {found[0]} but no {META}; choose another")
-    if not (workdir / META).exists():
-        return 0
-    check_identity(workdir, "labels", _read_meta(workdir).get("identity", {}), identity)
-    ends = _line_ends(workdir / LABELS)
-    if len(ends) > len(source):
-        raise WorkdirError(
-            f"--workdir: {workdir / LABELS} has more lines than the data has records"
-        )
-    starts = [*groups, len(source)]
-    done = max(start for start in starts if start <= len(ends))
-    _cut(workdir / LABELS, ends[done - 1] if done else 0)
-    if dumped:
-        ids = {source[i].question.id for i in range(done)}
-        _cut(workdir / TOKENS, _end_of(workdir / TOKENS, ids))
-    return done
+    if jax.process_index():
+        _wait(workdir / META)
+    elif not (workdir / META).exists():
+        if found := [name for name in (LABELS, TOKENS, PARTS) if (workdir / name).exists()]:
+            raise WorkdirError(
+                f"--workdir: {workdir} holds {found[0]} but no {META}; choose another"
+            )
+        (workdir / PARTS).mkdir()
+        write_json(workdir / META, meta)
+    check_identity(workdir, "labels", _read_meta(workdir).get("identity", {}), meta["identity"])
+    if not (workdir / LABELS).exists():
+        return False
+    with open(workdir / LABELS, "rb") as file:
+        if sum(line.endswith(b"\n") for line in file) != meta["records"]:
+            raise WorkdirError(
+                f"--workdir: {workdir / LABELS} has other lines than the data has records; remove it"
+            )
+    return True
+
+
+def _part(workdir: Path, k: int) -> Path:
+    return workdir / PARTS / f"{k:07}.json"
+
+
+def _join(workdir: Path, n: int, meta: dict[str, Any], dumped: bool) -> None:
+    """Write the labels of all groups, in input order, when all of them are there."""
+    for k in range(n):
+        _wait(_part(workdir, k))
+    timing: dict[str, float] = {}
+    with contextlib.ExitStack() as stack:
+        labels = stack.enter_context(whole(workdir / LABELS))  # takes its name last
+        dump = stack.enter_context(whole(workdir / TOKENS)) if dumped else None
+        for k in range(n):
+            part = json.loads(_part(workdir, k).read_text("utf-8"))
+            labels.write(part["labels"])
+            if dump:
+                dump.write(part["tokens"])
+            timing = {name: timing.get(name, 0) + value for name, value in part["timing"].items()}
+        write_json(workdir / META, {**meta, "timing": timing})
+    shutil.rmtree(workdir / PARTS)
+
+
+def _wait(path: Path) -> None:
+    """Wait for what another process writes; jax ends this one where that one has died."""
+    while not path.exists():
+        time.sleep(0.1)
 
 
 def make_workdir(workdir: Path) -> None:
@@ -324,40 +365,6 @@ def check_identity(workdir: Path, what: str, before: dict, now: dict) -> None:
             f"--workdir: {workdir} holds {what} of another run ({', '.join(changed)} differ); "
             "choose another folder or remove it"
         )
-
-
-def _line_ends(path: Path) -> list[int]:
-    """Byte offsets after each complete line; a torn last line has none."""
-    ends, place = [], 0
-    if path.exists():
-        with open(path, "rb") as file:
-            for line in file:
-                place += len(line)
-                if line.endswith(b"\n"):
-                    ends.append(place)
-    return ends
-
-
-def _end_of(path: Path, ids: set[str]) -> int:
-    """Byte offset after the last line whose record is among `ids` (lines stand in input order)."""
-    place = 0
-    if path.exists():
-        with open(path, "rb") as file:
-            for line in file:
-                if not line.endswith(b"\n") or json.loads(line)["id"] not in ids:
-                    break
-                place += len(line)
-    return place
-
-
-def _cut(path: Path, size: int) -> None:
-    if path.exists() and path.stat().st_size > size:
-        os.truncate(path, size)
-
-
-def _flush(file: TextIO) -> None:
-    file.flush()
-    os.fsync(file.fileno())
 
 
 def _read_meta(workdir: Path) -> dict[str, Any]:

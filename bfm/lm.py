@@ -14,10 +14,11 @@ from pathlib import Path
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import Mesh
 
 from bfm import arch as arches
+from bfm import lora, sharding, weights, wheel
 from bfm import tokenizer as tokenizers
-from bfm import weights, wheel
 from bfm.model.config import ModelConfig
 from bfm.model.decoder import Decoder
 from bfm.model.matmul import bf16_pays
@@ -37,15 +38,24 @@ class ModelError(ValueError):
 
 @dataclasses.dataclass(frozen=True)
 class ModelFiles:
-    """A model that was opened and checked, whose weights are not read yet."""
+    """A model that was opened and checked, whose weights are not read yet.
+
+    adapter: what is merged into the weights when they are.
+    """
 
     path: Path
     source: weights.Source
     scaffold: Scaffold
+    adapter: lora.Adapter | None = None
 
     @property
     def config(self) -> ModelConfig:
         return self.source.config
+
+    def sha256(self) -> str:
+        """Return the hash of the weights, and of the adapter where there is one."""
+        own = self.source.sha256()
+        return f"{own} {self.adapter.sha256}" if self.adapter else own
 
     def identity(self, dtype: str) -> dict[str, str]:
         """Return what moves a score: hashes of weights, tokenizer and template, and the dtype."""
@@ -57,18 +67,27 @@ class ModelFiles:
             "dtype": dtype,
         }
 
-    def load(self, dtype: str = "float32") -> LM:
-        """Read the weights, rounded to the given dtype.
+    def load(self, dtype: str = "float32", mesh: Mesh | None = None) -> LM:
+        """Read the weights, rounded to the given dtype; over a mesh of several devices they are split.
 
         Where bf16 products are slower than fp32 ones (most CPUs), bf16 weights are held and multiplied
         as fp32: the same values, never a less exact product, at the better rate.
         """
-        decoder = weights.read(self.source, dtype)
+        spread = mesh is not None and mesh.size > 1
+        place = None
+        if spread:
+            place = sharding.shardings(lora.base_shapes(self.config), mesh).__getitem__
+        decoder = weights.read(self.source, dtype, sharding=place)
         if dtype == "bfloat16" and not bf16_pays():
             decoder = jax.tree.map(lambda x: x.astype(jnp.float32), decoder)
         arithmetic = str(decoder.embed_VD.dtype)
         names = {**self.identity(dtype), "arithmetic": arithmetic, "code": code_hash()}
-        return LM(decoder, self.scaffold, json.dumps(names, sort_keys=True))
+        lm = LM(decoder, self.scaffold, json.dumps(names, sort_keys=True))
+        lm = adapted(lm, self.adapter) if self.adapter else lm
+        if spread:
+            params = sharding.spread(lora.flatten(lm.decoder), mesh)
+            lm = dataclasses.replace(lm, decoder=lora.assemble(self.config, params))
+        return lm
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,6 +104,18 @@ class LM:
     @property
     def config(self) -> ModelConfig:
         return self.decoder.config
+
+
+def adapted(lm: LM, adapter: lora.Adapter) -> LM:
+    """Return a model with adapters merged into its weights. Raises ModelError for those of another."""
+    names = json.loads(lm.identity)
+    if names["weights"] != adapter.base:
+        raise ModelError("the adapters belong to other weights than this model's")
+    params = {**lora.flatten(lm.decoder), **adapter.params}
+    decoder = jax.jit(lora.merge)(lora.assemble(lm.config, params, adapter.scale))
+    return LM(
+        decoder, lm.scaffold, json.dumps({**names, "adapter": adapter.sha256}, sort_keys=True)
+    )
 
 
 def open_model(path: str = DEFAULT_MODEL, arch: str = "", seed: int = 0) -> ModelFiles:

@@ -7,15 +7,22 @@ Parameters are a flat dict by name while they are trained. An adapter of `full.q
 
 from __future__ import annotations
 
+import dataclasses
+import hashlib
 import math
+import os
 from collections.abc import Mapping
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+import safetensors
+from safetensors.numpy import save
 
 from bfm.model.decoder import Decoder
 from bfm.model.matmul import LowRank
-from bfm.weights import abstract_decoder, param_path, tensors
+from bfm.weights import WeightsError, abstract_decoder, param_path, tensors
 
 # Small, fp32 by publication, and in the exponent of a decay: left as they are.
 _NOT_ADAPTED = ("beta_DH", "step_DH")
@@ -84,3 +91,57 @@ def init_adapters(config, rank: int, seed: int, dtype: str = "float32") -> dict[
         else:
             made[name] = jnp.zeros(shape, dtype)
     return made
+
+
+# --- in a file
+
+
+@dataclasses.dataclass(frozen=True)
+class Adapter:
+    """Trained adapters by name, their scale, and the sha256 of the weights that they belong to."""
+
+    params: Mapping[str, jax.Array]
+    scale: float
+    base: str
+    sha256: str  # of the file
+
+
+def write(path: Path, params: Mapping[str, jax.Array], scale: float, base: str, dtype: str) -> None:
+    """Write adapters as one safetensors file, rounded to `dtype`, whole or not at all.
+
+    Its metadata hold scale and base (see `Adapter`).
+    """
+    tensors = {name: np.asarray(jnp.asarray(x, dtype)) for name, x in sorted(params.items())}
+    facts = {"format": "bfm-lora-1", "scale": repr(scale), "base": base}
+    scratch = path.with_name(path.name + ".part")
+    scratch.write_bytes(save(tensors, facts))
+    os.replace(scratch, path)
+
+
+def base_of(path: Path) -> str:
+    """Return the sha256 of the weights that a file of adapters belongs to."""
+    with safetensors.safe_open(path, "numpy") as file:
+        return file.metadata()["base"]
+
+
+def read(path: Path, config) -> Adapter:
+    """Read what `write` wrote, as fp32. Raises WeightsError (one line) for anything else.
+
+    Every adapter of the model's shape has to be there, all of one rank.
+    """
+    try:
+        held = path.read_bytes()
+        with safetensors.safe_open(path, "numpy") as file:
+            facts = file.metadata() or {}
+            params = {name: jnp.asarray(file.get_tensor(name), jnp.float32) for name in file.keys()}  # noqa: SIM118 (no dict)
+    except (OSError, safetensors.SafetensorError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise WeightsError(f"{path}: cannot be read as adapters ({reason})") from None
+    if facts.get("format") != "bfm-lora-1":
+        raise WeightsError(f"{path}: holds no adapters (launch/sft.py writes adapter.safetensors)")
+    rank = min((x.shape[-1] for name, x in params.items() if name.endswith("r")), default=0)
+    wanted = adapter_shapes(config, rank)
+    if {name: x.shape for name, x in params.items()} != wanted:
+        raise WeightsError(f"{path}: its adapters are not of the shape of this model")
+    digest = hashlib.sha256(held).hexdigest()
+    return Adapter(params, float(facts["scale"]), facts["base"], digest)

@@ -168,9 +168,9 @@ def evidence_shown(settings: Settings) -> Callable[[Example], tuple[int, ...] | 
             case "recency":
                 return selectors.recency(question, turns)[:k]
             case "bm25":
-                return selectors.lexical(question, turns, with_options=False)[:k]
+                return selectors.by_score(selectors.lexical(question, turns, False))[:k]
             case "embedding":
-                return selectors.embedding(question, turns, False, encoder)[:k]
+                return selectors.by_score(selectors.embedding(question, turns, False, encoder))[:k]
         return None
 
     return shown

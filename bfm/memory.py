@@ -14,6 +14,7 @@ or not. Each turn is a batch of its own, so its number is the same bits whatever
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
 import os
 import threading
@@ -23,12 +24,12 @@ from typing import Any
 
 import numpy as np
 
-from bfm import generate
+from bfm import generate, lora
 from bfm.batching import bucket
 from bfm.dialogue import Question, RecordError, Turn
 from bfm.heads import ReaderPrompt, controller_prompt, reader_prompt, reader_room
-from bfm.labeling import open_base, open_tuned, unanswered
-from bfm.lm import LM, ModelError, open_model
+from bfm.labeling import SHIPPED, adapter_at, open_base, open_tuned, unanswered
+from bfm.lm import LM, ModelError, adapted, open_model
 from bfm.memory_input import about, asking, by_time, exchanges, numbered, same_words, text_of, user
 from bfm.memory_store import Entry, TurnFile
 from bfm.policy import asked, decide, read_options
@@ -79,19 +80,21 @@ class BayesFactorMemory:
         path: str | os.PathLike[str],
         *,
         model: LM | str | os.PathLike[str] = "",
-        policy: LM | str | os.PathLike[str] = "",
+        policy: LM | str | os.PathLike[str] | None = "",
         settings: Settings | None = None,
         states: int = 1 << 30,
     ):
         """Open or create a memory; models are loaded when a question first needs them.
 
         path: an SQLite file, or ":memory:". model: what scores, loaded or a path ("": what
-        `settings.model` names). policy: the fine-tuned controller and reader, loaded or the export/
-        of launch/sft.py ("": what `settings.policy` names; without one, turns of Sal_q above
+        `settings.model` names). policy: the fine-tuned controller and reader, loaded or the export/ or
+        adapter.safetensors of launch/sft.py ("": what `settings.policy` names, else for the default
+        model the adapter that comes with bfm; None, or another model without one: turns of Sal_q above
         `settings.eval.tau_q` are read). states: bytes of turn states to keep. Raises MemoryFileError.
         """
         self._settings = settings or Settings()
-        self._model, self._policy = model, policy or self._settings.policy
+        self._model = model
+        self._policy = self._settings.policy if policy == "" else policy
         self._states = TurnStates(states)
         self._device = threading.RLock()  # models and turn states: one call at a time
         self._models: _Loaded | None = None
@@ -230,18 +233,12 @@ class BayesFactorMemory:
 
     def _load(self) -> _Loaded:
         if self._models is None:
-            settings, policy = self._settings, None
+            settings = self._settings
             base = self._model
             if not isinstance(base, LM):
                 files = open_model(os.fspath(base)) if base else open_base(settings)
                 base = files.load(settings.model.dtype)
-            if isinstance(self._policy, LM):
-                policy, ours, its = self._policy, base.scaffold, self._policy.scaffold
-                if (ours.head, ours.tail, ours.end) != (its.head, its.tail, its.end):
-                    raise ModelError("policy: another chat template than the base model's")
-            elif self._policy:
-                files = open_tuned(os.fspath(self._policy), "policy", base)
-                policy = files.load(settings.model.dtype)
+            policy = self._tuned(base)
             reader = policy or base
             tokens = min(base.config.window, reader.config.window, settings.train.tokens)
             train = dataclasses.replace(settings.train, tokens=tokens)
@@ -252,6 +249,24 @@ class BayesFactorMemory:
             reading = Scorer(reader.decoder, head, batch_size=1)
             self._models = _Loaded(base, scorer, policy, reader, reading, settings)
         return self._models
+
+    def _tuned(self, base: LM) -> LM | None:
+        """Return the policy, loaded; None where none decides."""
+        policy = self._policy
+        if policy is None:
+            return None
+        if isinstance(policy, LM):
+            ours, its = base.scaffold, policy.scaffold
+            if (ours.head, ours.tail, ours.end) != (its.head, its.tail, its.end):
+                raise ModelError("policy: another chat template than the base model's")
+            return policy
+        path = os.fspath(policy)
+        if not path and json.loads(base.identity).get("weights") == lora.base_of(SHIPPED):
+            path = "shipped"
+        if place := adapter_at(path):
+            return adapted(base, lora.read(place, base.config))
+        files = open_tuned(path, "policy", base)
+        return files.load(self._settings.model.dtype) if files else None
 
     def _weigh(self, question: Question, user_id: str) -> _Weighed:
         """Score a question against a user's turns."""

@@ -76,11 +76,17 @@ def agreement(part: Sequence[Row]) -> Section:
 
 def separation(part: Sequence[Row]) -> Section:
     title = "Does saliency order the evidence first?"
-    rows = [(r["score"], str(r["stratum"]), ranged(r["auc"], r.get("low"), r.get("high"), "{:.2f}"),
+    shown = {"sal_q": "Sal_q", "sal_a": "Sal_a"}
+    rows = [(shown.get(r["score"], r["score"]), str(r["stratum"]),
+             ranged(r["auc"], r.get("low"), r.get("high"), "{:.2f}"),
+             ranged(r.get("difference"), r.get("difference_low"), r.get("difference_high"), "{:+.2f}"),
              number(r.get("n"), "{:,g}")) for r in part]  # fmt: skip
     text = (
-        "Share of pairs of an evidence turn and another turn of the same history that the saliency "
+        "Share of pairs of an evidence turn and another turn of the same history that the score "
         "orders right (area under the curve; 0.5 is chance), averaged over histories. Sal_a is the "
-        "shared reader's and knows the answer; Sal_q is the base model's."
+        "shared reader's and knows the answer; Sal_q is the base model's; the others are the methods "
+        "of that name. The difference is paired, by history."
     )
-    return Section(title, text, (Table(("score", "stratum", "area", "n"), rows, names=2),))
+    return Section(
+        title, text, (Table(("score", "stratum", "area", "minus Sal_q", "n"), rows, names=2),)
+    )

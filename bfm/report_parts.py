@@ -273,7 +273,7 @@ def _systems(part: Sequence[Row]) -> Section:
         columns[head] = key, "{:,g}"
     rows = [
         (row["system"], *(number(row.get(key), form) for key, form in columns.values()),
-         "yes" if row["measured"] else "no")
+         str(row.get("chat", "")), "yes" if row["measured"] else "no")
         for row in part
     ]  # fmt: skip
     text = (
@@ -281,7 +281,9 @@ def _systems(part: Sequence[Row]) -> Section:
         "the replies fell back, the row says nothing about the system: it was not measured with this "
         "model."
     )
-    return Section("Memory systems", text, (Table(("system", *columns, "measured"), rows),))
+    return Section(
+        "Memory systems", text, (Table(("system", *columns, "written by", "measured"), rows),)
+    )
 
 
 def _bin_table(part: Sequence[Row]) -> Table:

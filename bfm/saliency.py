@@ -19,10 +19,12 @@ from collections.abc import Callable, Hashable, Iterator, Sequence
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from bfm.batching import Batch, bucket, pad, plan
 from bfm.likelihood import Spans, span_logprobs
 from bfm.model.decoder import Decoder, decode
+from bfm.model.split import ROWS
 from bfm.model.state import State
 from bfm.store import StateStore, TurnStates, state_key
 
@@ -126,12 +128,14 @@ class Scorer:
         token_budget: int = TOKEN_BUDGET,
         store: StateStore | TurnStates | None = None,
         identity: str = "",
+        mesh: Mesh | None = None,
     ):
         """Prepare to score with a model inside a scaffold whose first tokens are `head`.
 
         store: keeps turn states between calls, so that a second question on a history costs only its
         suffix. identity: names weights, dtype, template, tokenizer and code; needed with a store,
-        because it is part of every key.
+        because it is part of every key. mesh: over which the model lies split; rows are split over its
+        data and fsdp axes.
         """
         if store is not None and not identity:
             raise ValueError(
@@ -139,7 +143,8 @@ class Scorer:
             )
         if len(head) < 2:
             raise ValueError("head: needs two tokens before the message, the template gives fewer")
-        self.model, self.head = model, tuple(head)
+        self.model, self.head, self.mesh = model, tuple(head), mesh
+        self.shards = mesh.shape["data"] * mesh.shape["fsdp"] if mesh else 1
         self.batch_size, self.token_budget = batch_size, token_budget
         self.store, self.identity = store, f"{identity} {self.head}"
         self.timing = Timing()
@@ -203,7 +208,7 @@ class Scorer:
             for batch in plan(lengths, self.batch_size, self.token_budget):
                 yield Batch(
                     tuple(members[k] for k in batch.rows),
-                    batch.height,
+                    -(-batch.height // self.shards) * self.shards,
                     batch.width if has_prefix else 0,
                 )
 
@@ -287,7 +292,7 @@ class Scorer:
 
     def _call(self, function: Callable, past: tuple[State, ...], *arrays):
         """Run a function at its shape, compiling at first sight and timing that apart."""
-        args = (self.model, past, *arrays)
+        args = (self.model, past, *map(self._placed, arrays))
         leaves, structure = jax.tree.flatten(args)
         shapes = ((np.shape(x), x.dtype, getattr(x, "sharding", None)) for x in leaves)
         key = (function, structure, *shapes)
@@ -299,6 +304,13 @@ class Scorer:
             self.timing.compile_s += time.perf_counter() - started
         self._last = _PROGRAMS[key](*args)
         return self._last
+
+    def _placed(self, x):
+        """Put the rows of a host array where the model's devices expect them."""
+        if self.mesh is None or self.mesh.size == 1 or not np.ndim(x):
+            return x
+        rows = ROWS if len(x) % self.shards == 0 else PartitionSpec()  # the head is one row
+        return jax.device_put(x, NamedSharding(self.mesh, rows))
 
 
 def _prefill(model, past, tokens_BT, length_B, base) -> State:

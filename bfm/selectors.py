@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ways to choose turns for a question that need no memory model: each returns turns, best first.
+"""Ways to choose turns for a question that need no memory model: turns, best first, or their scores.
 
 They see a `Question` and its turns, never gold; the oracle is given evidence through a channel of its
 own. A budget then cuts what is shown, the same for all.
@@ -56,20 +56,20 @@ def latest(question: Question, turns: Sequence[Turn]) -> tuple[int, ...]:
     return tuple(i for i in range(len(turns) - 1, -1, -1) if rare & held[i])
 
 
-def lexical(question: Question, turns: Sequence[Turn], with_options: bool) -> tuple[int, ...]:
-    """Read the turns of highest BM25."""
-    return by_score(bm25(query_of(question, with_options), [text_of(turn) for turn in turns]))
+def lexical(question: Question, turns: Sequence[Turn], with_options: bool) -> list[float]:
+    """Score each turn by BM25."""
+    return [float(x) for x in bm25(query_of(question, with_options), [text_of(t) for t in turns])]
 
 
 def embedding(
     question: Question, turns: Sequence[Turn], with_options: bool, encoder
-) -> tuple[int, ...]:
-    """Read the turns of highest cosine by a sentence encoder."""
+) -> list[float]:
+    """Score each turn by its cosine with the question, by a sentence encoder."""
     from bfm import embed
 
     texts = [query_of(question, with_options), *map(text_of, turns)]
     unit = embed.embed(encoder, texts)
-    return by_score([float(x) for x in unit[1:] @ unit[0]])
+    return [float(x) for x in unit[1:] @ unit[0]]
 
 
 def expected_bayes_factor(log_before: np.ndarray, log_after: Sequence[np.ndarray]) -> list[float]:

@@ -167,6 +167,12 @@ class EvalSettings:
         "(launch/sft.py with fold=-K/N); {k} in paths of models is the part's number",
         low=0,
     )
+    seeds: int = field(
+        0,
+        "so many trainings of a policy are evaluated together, and intervals draw among them too; "
+        "{seed} in paths of models is the number of the training, from 0",
+        low=0,
+    )
     stores: str = field(
         "", "folder of the memory systems' stores, read and added to; empty: stores/ of the workdir"
     )
@@ -278,7 +284,9 @@ class Settings:
         "what launch/eval.py compares, comma text",
     )
     policy: str = field(
-        "", "fine-tuned model: the export/ folder of launch/sft.py; empty: untrained"
+        "",
+        "fine-tuned model: export/ or adapter.safetensors of launch/sft.py, or 'shipped', the adapter "
+        "that comes with bfm for the default model; empty: untrained",
     )
     on_overflow: str = field(
         "refuse",

@@ -50,6 +50,18 @@ def make_mesh(data: int, fsdp: int, tensor: int, devices: list | None = None) ->
     return Mesh(np.asarray(devices).reshape(data, fsdp, tensor), AXES)
 
 
+def local_mesh(data: int, fsdp: int, tensor: int) -> Mesh:
+    """Return the mesh over this process's own devices, as `make_mesh` does.
+
+    With data 0 a CPU holds one copy of the model: its devices share cores. Raises ShardingError.
+    """
+    devices = jax.local_devices()
+    if data == 0 and devices[0].platform == "cpu":
+        data = 1
+        devices = devices[: fsdp * tensor]
+    return make_mesh(data, fsdp, tensor, devices)
+
+
 def spec(name: str, rank: int) -> PartitionSpec:
     """Return the partition of a parameter by its name and rank (a layer axis stands in front).
 

@@ -4,14 +4,14 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from scipy.stats import rankdata
 
 from bfm.choosing import CONTROLS
-from bfm.intervals import contrast, holm, interval, mean
+from bfm.intervals import Contrast, contrast, holm, interval, mean
 from bfm.prompts import LETTERS
 
 GAP, GAP_LOW = 0.15, 0.05  # oracle evidence must beat no memory by so much to tell anything
@@ -46,16 +46,15 @@ def rows(results: Lines, data: str) -> list[dict[str, Any]]:
     """
     made = []
     for method, lines in by_method(results).items():
-        groups = [line["group"] for line in lines]
-        accuracy, low, high = interval(groups, mean(column(lines, "correct")))
+        accuracy, low, high = spread(lines, column(lines, "correct"))
         known = [line for line in lines if line["logp"] is not None]
         logp = (None, None, None)
         if len(known) == len(lines):
-            logp = interval(groups, mean(column(lines, "logp")))
+            logp = spread(lines, column(lines, "logp"))
         overlaps = (None, None, None)
         if free := [i for i, line in enumerate(lines) if line.get("f1") is not None]:
-            values = np.array([lines[i]["f1"] for i in free])
-            overlaps = interval([groups[i] for i in free], mean(values))
+            part = [lines[i] for i in free]
+            overlaps = spread(part, column(part, "f1"))
         masses = [line["mass"] for line in lines if line.get("mass") is not None]
         recalls = [line["recall"] for line in lines if line["recall"] is not None]
         seconds = column(lines, "seconds")
@@ -86,7 +85,7 @@ def _majority(results: Lines, data: str) -> list[dict[str, Any]]:
         return []
     gold = np.array([line["gold"] for line in lines])
     right = (gold == np.bincount(gold).argmax()).astype(float)
-    accuracy, low, high = interval([line["group"] for line in lines], mean(right))
+    accuracy, low, high = spread(lines, right)
     return [{"method": "majority letter", "data": data, "accuracy": accuracy, "low": low,
              "high": high, "n": len(lines), "errors": 0, "control": True}]  # fmt: skip
 
@@ -94,6 +93,21 @@ def _majority(results: Lines, data: str) -> list[dict[str, Any]]:
 def column(lines: Lines, name: str) -> np.ndarray:
     """Return a field of all lines as float64."""
     return np.array([line[name] for line in lines], np.float64)
+
+
+def spread(lines: Lines, values: np.ndarray) -> tuple[float | None, float | None, float | None]:
+    """Return the mean of a value a line with its interval: by user and by training of the policy."""
+    return interval([line["group"] for line in lines], mean(values), runs=_runs(lines))
+
+
+def paired(lines: Lines, a: np.ndarray, b: np.ndarray) -> Contrast:
+    """Compare two values a line, by user and by training of the policy."""
+    return contrast([line["group"] for line in lines], a, b, runs=_runs(lines))
+
+
+def _runs(lines: Lines) -> list[int] | None:
+    runs = [line.get("seed", 0) for line in lines]
+    return runs if len(set(runs)) > 1 else None
 
 
 def outcomes(lines: Lines) -> np.ndarray:
@@ -107,11 +121,10 @@ def contrasts(results: Lines, pairs: Sequence[tuple[str, str]]) -> list[dict[str
     """Return paired differences of the declared pairs by each measure, corrected together (Holm)."""
     lines, made = by_method(results), []
     for a, b in pairs:
-        groups = [line["group"] for line in lines[a]]
         for metric, name in (("accuracy", "correct"), ("f1", "f1"), ("logp", "logp")):
             if any(line.get(name) is None for line in (*lines[a], *lines[b])):
                 continue
-            found = contrast(groups, column(lines[a], name), column(lines[b], name))
+            found = paired(lines[a], column(lines[a], name), column(lines[b], name))
             made.append({
                 "a": a, "b": b, "metric": metric, "difference": found.difference,
                 "low": found.low, "high": found.high, "p": found.p, "detectable": found.detectable,
@@ -129,10 +142,7 @@ def notes(results: Lines, table: Sequence[dict[str, Any]]) -> tuple[list[str], b
     if not valid:
         found.append(f"This run is invalid: {errors} of {len(results)} answers failed.")
     if "evidence" in lines and "none" in lines:
-        gap = contrast(
-            [line["group"] for line in lines["none"]],
-            outcomes(lines["evidence"]), outcomes(lines["none"]),
-        )  # fmt: skip
+        gap = paired(lines["none"], outcomes(lines["evidence"]), outcomes(lines["none"]))
         if gap.difference < GAP or gap.low is None or gap.low < GAP_LOW:
             span = "one user, no interval"
             if gap.low is not None:
@@ -147,15 +157,16 @@ def notes(results: Lines, table: Sequence[dict[str, Any]]) -> tuple[list[str], b
 
 def diagnosis(
     results: Lines,
-    sal_q: Sequence[Sequence[float]],
-    sal_a: Sequence[Sequence[float] | None],
+    scores: Sequence[Mapping[str, Any]],
     evidence: Sequence[Sequence[int]],
     k: int,
 ) -> dict[str, Any]:
     """Return how well saliency finds evidence, and how well the gate knows when to open.
 
-    sal_q, sal_a and evidence are by example, in the order of the result lines.
+    scores: the lines of saliency.jsonl; they and evidence are by example, in the order of the result
+    lines.
     """
+    sal_q, sal_a = ([line[name] for line in scores] for name in ("sal_q", "sal_a"))
     labelled = [i for i, turns in enumerate(evidence) if turns]
     lines = by_method(results)
     first = next(iter(lines.values()), [])
@@ -175,14 +186,7 @@ def diagnosis(
         found["oracle_in_k"] = float(np.mean([all(r < k for r in ranks[i]) for i in labelled]))
     both = [None if a is None else agreement(q, a) for q, a in zip(sal_q, sal_a, strict=True)]
     found["rank_agreement"] = [{"rho": v, **row} for v, row in by_stratum(first, both)]
-    found["separation"] = [
-        {"score": name, "auc": value, **row}
-        for name, scores in (("Sal_q", sal_q), ("Sal_a", sal_a))
-        for value, row in by_stratum(
-            first,
-            [None if s is None else separation(s, e) for s, e in zip(scores, evidence, strict=True)],
-        )
-    ]  # fmt: skip
+    found["separation"] = separations(first, scores, evidence)
     if "bfm" in lines:
         opened = [(line["open_probability"], bool(turns))
                   for line, turns in zip(lines["bfm"], evidence, strict=True)]  # fmt: skip
@@ -210,14 +214,45 @@ def agreement(sal_q: Sequence[float], sal_a: Sequence[float]) -> float | None:
     return float(np.corrcoef(rankdata(sal_q), rankdata(sal_a))[0, 1])
 
 
-def separation(scores: Sequence[float], evidence: Sequence[int]) -> float | None:
+def separations(
+    first: Lines, scores: Sequence[Mapping[str, Any]], evidence: Sequence[Sequence[int]]
+) -> list[dict[str, Any]]:
+    """Return how well each score orders the evidence first, over all and by stratum.
+
+    The rows over all also compare it with Sal_q on the same histories (`difference`, paired).
+    """
+    areas = {
+        name: [None if line.get(name) is None else separation(line[name], own)
+               for line, own in zip(scores, evidence, strict=True)]
+        for name in dict.fromkeys(n for line in scores for n in line if n not in ("id", "seed"))
+    }  # fmt: skip
+    made = []
+    for name, own in areas.items():
+        rows = [{"score": name, "auc": value, **row} for value, row in by_stratum(first, own)]
+        pairs = [
+            (line, a, b)
+            for line, a, b in zip(first, own, areas["sal_q"], strict=True)
+            if a is not None and b is not None
+        ]
+        if rows and pairs and name != "sal_q":
+            lines, a, b = zip(*pairs, strict=True)
+            against = paired(lines, np.array(a), np.array(b))
+            rows[0] |= {"difference": against.difference,
+                        "difference_low": against.low, "difference_high": against.high}  # fmt: skip
+        made += rows
+    return made
+
+
+def separation(scores: Sequence[float | None], evidence: Sequence[int]) -> float | None:
     """Return the share of (evidence, other) pairs of turns that the score orders right, ties half.
 
-    The area under the curve of one history; None without evidence or without other turns.
+    The area under the curve of one history; None without evidence or without other turns. A turn
+    without a score comes last.
 
     >>> separation([0.5, 2.0, 0.5], [1])
     1.0
     """
+    scores = [-np.inf if s is None else s for s in scores]
     inside = np.array([scores[t] for t in evidence])
     outside = np.array([s for t, s in enumerate(scores) if t not in evidence])
     if not len(inside) or not len(outside):
@@ -239,8 +274,8 @@ def by_stratum(first: Lines, values: Sequence[float | None]) -> list[tuple[float
     made = []
     for name, chosen in parts.items():
         if chosen:
-            value, low, high = interval(
-                [first[i]["group"] for i in chosen], mean(np.array([values[i] for i in chosen]))
+            value, low, high = spread(
+                [first[i] for i in chosen], np.array([values[i] for i in chosen])
             )
             made.append((value, {"stratum": name, "low": low, "high": high, "n": len(chosen)}))
     return made
@@ -315,6 +350,6 @@ def thirds(values: Sequence[float]) -> list[np.ndarray]:
 
 
 def _bin(method: str, name: str, part: Lines) -> dict[str, Any]:
-    accuracy, low, high = interval([line["group"] for line in part], mean(column(part, "correct")))
+    accuracy, low, high = spread(part, column(part, "correct"))
     return {"method": method, "bin": name, "accuracy": accuracy, "low": low, "high": high,
             "n": len(part)}  # fmt: skip

@@ -14,7 +14,17 @@ from pathlib import Path
 from typing import Any
 
 from bfm import baselines
-from bfm.baselines import Backend, Ledger, Note, System, merged, side_by_side, store, unmeasured
+from bfm.baselines import (
+    Backend,
+    Ledger,
+    Note,
+    StoreError,
+    System,
+    merged,
+    side_by_side,
+    store,
+    unmeasured,
+)
 from bfm.baselines.reranker import Reranker, train
 from bfm.dialogue import Message, Question, Turn, turns_of
 
@@ -35,10 +45,12 @@ class Systems:
         self.backend, self.folder, self.seed = backend, folder, seed
         self.reranker: Reranker | None = None  # of this run, whatever the stores were saved with
         self.stores: dict[str, dict[str, System]] = {}
+        self.writers: dict[str, str] = {}  # the chat model that wrote them: this run's or another
         for name in names:
             path = self._path(name)
             restore = lambda data: baselines.restore(data, backend)  # noqa: E731
             self.stores[name] = store.load(path, restore) if path.exists() else {}
+            self.writers[name] = store.writer_of(path) if path.exists() else backend.name
 
     def _path(self, name: str) -> Path:
         return self.folder / f"{name}.jsonl"
@@ -48,6 +60,12 @@ class Systems:
         own, keys = self.stores[name], [history_key(turns) for turns in histories]
         missing = {k: turns for k, turns in zip(keys, histories, strict=True) if k not in own}
         if missing:
+            if self.writers[name] != self.backend.name:
+                raise StoreError(
+                    f"{self._path(name)}: {len(missing)} histories are missing, and what is there was "
+                    f"written by {self.writers[name]!r}, not by {self.backend.name!r}; use that model "
+                    "(eval.chat_url, eval.chat_model) or another eval.stores"
+                )
             made = {key: baselines.make(name, self.backend, self.seed) for key in missing}
 
             def fill(system: System, turns: Sequence[Turn]) -> None:
@@ -59,7 +77,7 @@ class Systems:
             side_by_side(jobs, self.backend)
             own |= made
             self.folder.mkdir(parents=True, exist_ok=True)
-            store.save(self._path(name), own)
+            store.save(self._path(name), own, self.writers[name])
         return [own[key] for key in keys]
 
     def search(
@@ -80,12 +98,13 @@ class Systems:
         histories = [turns_of(question.messages, unit) for question in questions]
         stream = list(zip(self.build("rmm", histories), questions, strict=True))
         self.reranker, history = train(self.backend, stream, self.seed)
-        store.save(self._path("rmm"), self.stores["rmm"])  # what it cost
+        store.save(self._path("rmm"), self.stores["rmm"], self.writers["rmm"])  # what it cost
         return history
 
     def costs(self) -> list[dict[str, Any]]:
         """Return a row a system: calls, tokens and seconds a turn and a question, fallbacks, size."""
-        return [_cost(name, own) for name, own in self.stores.items() if own]
+        return [_cost(name, own) | {"chat": self.writers[name]}
+                for name, own in self.stores.items() if own]  # fmt: skip
 
 
 def as_turns(notes: Sequence[Note]) -> tuple[tuple[Turn, ...], tuple[int, ...]]:

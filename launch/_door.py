@@ -34,6 +34,7 @@ def config_main(main: Callable, doc: str, workdir: bool = True) -> None:
 
 def guarded(main: Callable[[], int | None]) -> None:
     """Run main and exit: one line and code 2 for bad input, a traceback and 1 for a failure."""
+    _use_huge_pages()
     try:
         code = main() or 0
     except KeyboardInterrupt:
@@ -49,6 +50,18 @@ def guarded(main: Callable[[], int | None]) -> None:
         code = 2
     sys.stdout.flush()
     sys.exit(code)
+
+
+def _use_huge_pages() -> None:
+    """Start the script again with large arrays on huge pages; glibc reads this at its start only.
+
+    XLA's buffers are fresh memory in every program: one gradient of 135M parameters over 900 tokens
+    faults 690,000 small pages, or 2,000 huge ones.
+    """
+    started = sys.argv[0] in sys.orig_argv  # not run inside another program, such as a test
+    if started and sys.platform == "linux" and "GLIBC_TUNABLES" not in os.environ:
+        os.environ["GLIBC_TUNABLES"] = "glibc.malloc.hugetlb=1"
+        os.execv(sys.executable, sys.orig_argv)
 
 
 class UsageError(ValueError):
@@ -154,6 +167,9 @@ def join_processes() -> None:
                 f"JAX_COORDINATOR_ADDRESS={address} needs JAX_NUM_PROCESSES and JAX_PROCESS_ID, numbers"
             ) from None
         found["coordinator_address"] = address
+    nodes = int(env.get("SLURM_JOB_NUM_NODES", "1"))
+    if nodes > 1 and (address or "").rpartition(":")[0] in ("127.0.0.1", "localhost", "[::1]"):
+        raise UsageError(f"JAX_COORDINATOR_ADDRESS={address} is this host alone; there are {nodes}")
     several = "," in env.get("TPU_WORKER_HOSTNAMES", "") or int(env.get("SLURM_NTASKS", "1")) > 1
     if found or several:
         # After five minutes jax names the processes that are missing.

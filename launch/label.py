@@ -5,14 +5,23 @@ Writes labels.jsonl (a line a record, in input order), labels.meta.json (what th
 with, and timing) and, with --config.dump_tokens=true, tokens.jsonl (every scored sequence as ids).
 With tau=auto also tau.json and tau.png; with label.rounds, rounds/ with the readers that were
 fine-tuned to judge. Started again after a kill it goes on where it stopped and gives the same bytes.
+Several processes (launch/cluster.md) share the work and write one file.
 """
 
 import _door
 
 
 def main(settings, workdir) -> None:
+    _door.join_processes()
+    import jax
+
     from bfm import labeling, tau
 
+    alone = (
+        "tau=auto" if settings.tau == "auto" else "label.rounds" if settings.label.rounds else ""
+    )
+    if alone and jax.process_count() > 1:
+        raise _door.UsageError(f"{alone}: is for one process; give a number for tau, no rounds")
     if settings.tau == "auto":
         tau.check(settings)
     if settings.label.rounds:
@@ -24,6 +33,8 @@ def main(settings, workdir) -> None:
             return
     else:
         meta = labeling.run(settings, workdir)
+    if jax.process_index():
+        return  # the first process tells
     timing = meta["timing"]
     tokens = timing["prefix_tokens"] + timing["suffix_tokens"]
     rate = tokens / timing["score_s"] if timing["score_s"] else 0

@@ -5,6 +5,9 @@
 
 Each run has its own folder below --workdir, named by its overrides, and goes on where it stopped; a
 finished one is not run again. Prints the last held-out measurements of all.
+
+A config may also hold EVALUATE, overrides for launch/eval.py: it is then run with the reader of each
+entry ({} is the model as it is, untrained), and its results are compared instead.
 """
 
 import json
@@ -22,39 +25,83 @@ def main() -> int:
     parser.add_argument("--workdir", required=True, type=Path)
     args, flags = parser.parse_known_args()
     try:
-        sweep = runpy.run_path(args.config)["SWEEP"]
+        held = runpy.run_path(args.config)
+        sweep, evaluate = held["SWEEP"], held.get("EVALUATE")
     except (OSError, KeyError) as error:
         raise _door.UsageError(f"--config: {args.config}: no list SWEEP ({error})") from None
-    script, rows = Path(__file__).with_name("sft.py"), []
+    trained, compared = [], []
     for overrides in sweep:
         name = ",".join(f"{key.rpartition('.')[2]}={value}" for key, value in overrides.items())
-        place = args.workdir / name
-        if not (place / "curves.png").exists():  # the last thing that a run writes
-            print(f"== {name}", flush=True)
-            given = [f"--config.{key}={value}" for key, value in overrides.items()]
-            command = [sys.executable, str(script), "--config", args.config, *flags, *given]
-            if code := subprocess.run([*command, "--workdir", str(place)], check=False).returncode:
+        place, reader = args.workdir / (name or "untrained"), "base"
+        if overrides:
+            if code := run("sft.py", "curves.png", args.config, place, flags, overrides):
                 return code
-        if not (place / "dev.jsonl").exists():
-            raise _door.UsageError("train.dev: 0 holds nothing out, so there is nothing to compare")
-        rows.append((name, json.loads((place / "dev.jsonl").read_text("utf-8").split("\n")[-2])))
-    show(rows)
+            reader = str(place / "export")
+            if evaluate is None:
+                trained.append((name, last_line(place / "dev.jsonl")))
+        if evaluate is not None:
+            asked, place = {**overrides, **evaluate, "eval.reader": reader}, place / "eval"
+            if code := run("eval.py", "report.html", args.config, place, flags, asked):
+                return code
+            compared.append((name or "untrained", json.loads((place / "summary.json").read_text())))
+    show_trained(trained) if evaluate is None else show_compared(compared)
     return 0
 
 
-def show(rows) -> None:
+def run(script: str, last: str, config: str, place: Path, flags, overrides) -> int:
+    """Run a script into a folder, unless the last file that it writes is there; return its code."""
+    if (place / last).exists():
+        return 0
+    print(f"== {place.name if script == 'sft.py' else place.parent.name}: {script}", flush=True)
+    given = [f"--config.{key}={value}" for key, value in overrides.items()]
+    command = [sys.executable, str(Path(__file__).with_name(script)), "--config", config, *flags]
+    return subprocess.run([*command, *given, "--workdir", str(place)], check=False).returncode
+
+
+def last_line(path: Path) -> dict:
+    if not path.exists():
+        raise _door.UsageError("train.dev: 0 holds nothing out, so there is nothing to compare")
+    return json.loads(path.read_text("utf-8").split("\n")[-2])
+
+
+def show_trained(rows) -> None:
+    """Print the last held-out measurements of each run."""
+    from bfm.show import with_interval
+
+    names = [name for name, value in rows[0][1].items() if isinstance(value, list)]
+    show("run", names, [(name, *(with_interval(*found[n]) for n in names)) for name, found in rows])
+
+
+def show_compared(rows) -> None:
+    """Print how well each reader's scores order the evidence, and how it answers by method."""
+    from bfm.show import with_interval
+
+    areas, answers = {}, {}
+    for name, found in rows:
+        areas[name] = {
+            row["score"]: with_interval(row["auc"], row["low"], row["high"])
+            for row in found["diagnosis"]["separation"] if row["stratum"] == "all"
+        }  # fmt: skip
+        answers[name] = {
+            row["method"]: with_interval(row["accuracy"], row["low"], row["high"])
+            for row in found["rows"]
+        }
+    for title, cells in (("area under the curve", areas), ("accuracy", answers)):
+        names = list(dict.fromkeys(name for own in cells.values() for name in own))
+        lines = [(name, *(own.get(name, "") for own in cells.values())) for name in names]
+        show(title, list(cells), lines)
+
+
+def show(first: str, columns, rows) -> None:
     from rich import box
     from rich.console import Console
     from rich.table import Table
 
-    from bfm.show import with_interval
-
-    names = [name for name, value in rows[0][1].items() if isinstance(value, list)]
     table = Table(box=box.SIMPLE_HEAD)
-    for column in ("run", *names):
+    for column in (first, *columns):
         table.add_column(column.replace("_", " "))
-    for name, found in rows:
-        table.add_row(name, *(with_interval(*found[n]) for n in names))
+    for row in rows:
+        table.add_row(*row)
     Console().print(table)
 
 

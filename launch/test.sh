@@ -4,30 +4,39 @@ set -euo pipefail
 
 usage() {
   cat <<'TEXT'
-usage: bash launch/test.sh [--all] [pytest arguments...]
+usage: bash launch/test.sh [--all] [--python VERSION] [pytest arguments...]
 
 Without --all: the tests that need no torch.
 With --all, what CI runs: ruff's checks, the whole suite (torch and accelerate are installed for
 the parity tests), and launch/quickstart.sh. Paths are taken from the project's folder:
   bash launch/test.sh tests/test_dialogue.py -k duplicate
-PYTHON=... chooses the Python (3.11 or newer); JAX_PLATFORMS is cpu unless set.
+--python 3.13 uses the command python3.13, with the newest jax that it has, in an environment of its
+own (.venv-test-3.13); PYTHON=... names any Python from 3.11. JAX_PLATFORMS is cpu unless set.
 TEXT
 }
 
 all=false
 args=()
-for arg in "$@"; do
-  case $arg in
+suffix=
+while [ "$#" -gt 0 ]; do
+  case $1 in
     --all) all=true ;;
+    --python)
+      [[ ${2:-} =~ ^3\.[0-9]+$ ]] || { echo "--python: give a version such as 3.13" >&2; exit 2; }
+      export PYTHON=python$2
+      suffix=-$2
+      shift
+      ;;
     -h | --help) usage; exit 0 ;;
-    *) args+=("$arg") ;;
+    *) args+=("$1") ;;
   esac
+  shift
 done
 
 # shellcheck source=launch/setup.sh
 source "$(dirname -- "${BASH_SOURCE[0]}")/setup.sh"
 cd -- "$BFM_ROOT"
-venv=$BFM_ROOT/.venv-test
+venv=$BFM_ROOT/.venv-test$suffix
 export JAX_PLATFORMS="${JAX_PLATFORMS:-cpu}"
 parity=(torch==2.13.0 accelerate==1.15.0)
 failed=()

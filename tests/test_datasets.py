@@ -198,6 +198,14 @@ def test_stats_count(raw, tmp_path):
     assert found["examples"] == 15 and found["categories"] == {"kite": 5, "lamp": 10}
     assert found["gold_positions"] == {"1": 15} and found["turns"]["max"] == 3
     assert found["with_evidence"] == 15 and found["evidence_density"] == pytest.approx(1 / 3)
+    counted = []
+    stats(
+        [load("membench_high", prepared_dir=tmp_path / "p")[0]] * 9,
+        lambda t: counted.append(t) or 1,
+    )
+    assert (
+        len(counted) == len(set(counted)) == 6
+    )  # a message that comes again is not tokenized again
     assert found["gold_longest"] == 1.0 and found["gold_shortest"] == 0.0
 
 
@@ -246,6 +254,31 @@ def test_what_the_door_refuses_is_one_line(raw, launch, tmp_path, arguments):
     code, out, err = launch("stats", *arguments, "--data_dir", raw, "--prepared_dir", tmp_path)
     assert code == 2 and not out
     assert err.startswith("error: ") and err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (None, "cannot be read: Is a directory"),
+        (b"[" * 200_000, "is not JSON"),
+        (b'{"highlevel": "\xff"}', "is not JSON"),
+        (b"\x00" * 9, "is not JSON"),
+        (b'{"highlevel": {"lamp": [{"tid": ' + b"9" * 5000 + b"}]}}", "is not JSON"),
+    ],
+)
+def test_what_is_no_file_of_records_is_one_line(launch, tmp_path, content, says):
+    file = tmp_path / HIGH
+    if content is None:
+        file.mkdir(parents=True)
+    else:
+        file.parent.mkdir(parents=True)
+        file.write_bytes(content)
+    where = ["--data_dir", tmp_path, "--prepared_dir", tmp_path / "p"]
+    code, out, err = launch("prepare", "membench_high", *where)
+    lines = [line for line in err.splitlines() if not line.startswith("checking")]
+    assert code == 2 and not out and len(lines) == 1
+    assert lines[0].startswith(f"error: {file}: {says}")
+    assert not list((tmp_path / "p").rglob(build.SOURCE))
 
 
 def test_missing_files_without_the_network_are_one_line(launch, tmp_path, monkeypatch):

@@ -21,6 +21,7 @@ from bfm.labeling import WorkdirError
 from bfm.lm import ModelError
 from bfm.saliency import Job, Scorer, Suffix
 from bfm.settings import EvalSettings, ModelSettings, Settings, SettingsError, TrainSettings
+from bfm.weights import WeightsError
 from tests import models
 
 QUIET = (
@@ -276,6 +277,28 @@ def test_every_fold_is_evaluated_by_its_own_model(done, tiny_folder, tmp_path):
             comparing.run(changed, tmp_path / "bad")
 
 
+def test_several_trainings_of_a_policy_are_one_evaluation(done, tiny_folder, tmp_path):
+    for s in range(2):
+        models.llama_folder(tmp_path / f"seed{s}", rope_theta=[1e4, 1e3][s])
+    asked = settings(
+        done[0], "none,recency", reader=str(tmp_path / "seed{seed}"), seeds=2, sal_a=False
+    )
+    asked = dataclasses.replace(asked, model=ModelSettings(path=str(tiny_folder)))
+    found = comparing.run(asked, tmp_path / "w")
+    lines = read(tmp_path / "w")
+    alone = [read(tmp_path / "w" / "seeds" / str(s)) for s in range(2)]
+    assert lines == [line | {"seed": s} for s in range(2) for line in alone[s]]
+    assert [x["logp"] for x in alone[0]] != [x["logp"] for x in alone[1]]
+    [row] = [row for row in found["rows"] if row["method"] == "recency"]
+    own = [x["logp"] for x in lines if x["method"] == "recency"]
+    assert row["n"] == 2 * N and row["logp"] == pytest.approx(np.mean(own))
+    assert row["logp_low"] < row["logp"] < row["logp_high"] and found["seeds"] == 2
+    (tmp_path / "seed1" / "model.safetensors").unlink()
+    with pytest.raises(WeightsError):  # found before the first seed's work
+        comparing.run(asked, tmp_path / "bad")
+    assert not (tmp_path / "bad").exists()
+
+
 def test_thinking_comes_before_the_answer_and_is_closed(tmp_path):
     folder = models.llama_folder(tmp_path / "thinks")
     made = arch.byte_bpe()
@@ -385,8 +408,9 @@ def test_selectors_by_hand():
     question, own = example.question, turns_of(example.question.messages)
     assert selectors.recency(question, own) == (3, 2, 1, 0)
     assert selectors.latest(question, own) == ()  # tea stands in half of the turns
-    assert selectors.lexical(question, own, with_options=False)[:2] == (0, 3)
-    assert 2 in selectors.lexical(question, own, with_options=True)[:3]
+    by = selectors.by_score
+    assert by(selectors.lexical(question, own, with_options=False))[:2] == (0, 3)
+    assert 2 in by(selectors.lexical(question, own, with_options=True))[:3]
     assert sorted(selectors.random(question, own, 0)) == [0, 1, 2, 3]
     assert selectors.by_score([0.5, None, 0.5, 1.0]) == (3, 0, 2)
     before = np.log([0.5, 0.5])
@@ -412,6 +436,18 @@ def test_statistics_by_hand():
     many = [f"u{i}" for i in range(200)]
     rng = np.random.default_rng(0)
     b = rng.random(200)
+    # Two trainings that differ by as much as the methods do: their spread widens the interval.
+    twice, runs = np.concatenate([b, b]), [0] * len(b) + [1] * len(b)
+    shift = np.repeat([0.0, 0.6], len(b))
+    pooled = contrast([*many, *many], twice + shift, twice)
+    trained = contrast([*many, *many], twice + shift, twice, runs=runs)
+    assert pooled.difference == trained.difference == pytest.approx(0.3)
+    assert pooled.high - pooled.low < 1e-9 and (trained.low, trained.high) == pytest.approx(
+        (0, 0.6)
+    )
+    values = interval([*many, *many], mean(twice + shift), runs=runs)
+    without = interval([*many, *many], mean(twice + shift))
+    assert values[0] == without[0] and values[2] - values[1] > without[2] - without[1]
     better = contrast(many, b + 0.3, b)
     assert better.difference == pytest.approx(0.3) and better.p < 0.01 and better.low > 0.29
     same = contrast(many, b, rng.permutation(b))

@@ -30,6 +30,7 @@ from bfm.settings import (
     TrainSettings,
 )
 from bfm.sharding import ShardingError
+from bfm.weights import WeightsError
 
 ROOT = Path(__file__).parents[1]
 COLORS = ("red", "blue", "green")
@@ -215,6 +216,36 @@ def test_a_reader_needs_no_labels(made, tmp_path):
     shown = [files.scaffold.tokenizer.decode(row.ids).count("User: ")
              for row in material.prepare(by_chance, files).rows]  # fmt: skip
     assert set(shown) == {1, 2}
+
+
+def test_adapters_stand_in_for_the_export(made, tmp_path):
+    asked = settings(made, heads="reader", evidence="chance", steps=2, dev=0.0, lora_rank=2)
+    finetune.run(asked, tmp_path / "run")
+    path, base = tmp_path / "run" / finetune.ADAPTER, lm.open_model("", "tiny", 0)
+    tuned = labeling.open_tuned(str(path), "policy", base)
+    exported = lm.load(str(tmp_path / "run" / "export"))
+    plain, ours = base.load(), tuned.load()
+    moved = 0
+    for w, a, b in zip(
+        *map(jax.tree.leaves, (plain.decoder, ours.decoder, exported.decoder)), strict=True
+    ):
+        change = np.abs(b - w).max()
+        moved += change > 0
+        # The file holds both factors in bf16: each is off by at most 2^-9 of itself.
+        assert np.abs(a - b).max() <= 2**-7 * change
+    assert moved > 5 and ours.identity != plain.identity and tuned.sha256() != base.sha256()
+    with pytest.raises(lm.ModelError, match=r"policy: .*adapters of other weights"):
+        labeling.open_tuned(str(path), "policy", lm.open_model("", "tiny", 1))
+    with pytest.raises(lm.ModelError, match="other weights"):
+        lm.adapted(exported, tuned.adapter)
+    for content, reason in ((b"", "cannot be read as adapters"), (None, "holds no adapters")):
+        other = tmp_path / "other.safetensors"
+        if content is None:
+            other = tmp_path / "run" / "export" / "model.safetensors"
+        else:
+            other.write_bytes(content)
+        with pytest.raises(WeightsError, match=reason):
+            labeling.open_tuned(str(other), "policy", base)
 
 
 BAD = {

@@ -1,8 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Labels end to end on a tiny model: definitions, resume after a kill, bad input."""
 
+import dataclasses
 import json
+import os
 import shutil
+import socket
+import subprocess
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,9 +17,12 @@ import bfm
 from bfm import labeling, labels, saliency
 from bfm.dialogue import RecordError, parse_example
 from bfm.jsonl import DataError
-from bfm.labeling import LABELS, META, TOKENS, WorkdirError
-from bfm.settings import Settings
+from bfm.labeling import LABELS, META, PARTS, TOKENS, WorkdirError
+from bfm.settings import MeshSettings, Settings
+from bfm.sharding import ShardingError
 from tests import models, reference
+
+ROOT = Path(__file__).parents[1]
 
 
 def record(i: int, n: int = 4, **fields) -> dict:
@@ -141,19 +150,27 @@ def test_a_killed_run_goes_on_to_the_same_bytes(make, tmp_path, monkeypatch):
     monkeypatch.setattr(labeling, "GROUP_TOKENS", 2000)
     settings = make([record(i, n=2 + i % 3) for i in range(9)])
     whole, killed = tmp_path / "whole", tmp_path / "killed"
-    labeling.run(settings, whole)
-    sizes = [(whole / name).stat().st_size for name in (LABELS, TOKENS)]
-    for labels_left, tokens_left in ((0, 0), (0.3, 0.5), (0.55, 0.56), (0.9, 1), (1, 1)):
+    with monkeypatch.context() as patch:
+        patch.setattr(labeling, "_join", lambda *args: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):  # killed when all was scored and nothing joined
+            labeling.run(settings, whole)
+    parts = sorted((whole / PARTS).iterdir())
+    assert len(parts) >= 4 and not (whole / LABELS).exists()
+    for kept in (parts, parts[:1], parts[2:], ()):
         shutil.rmtree(killed, ignore_errors=True)
         shutil.copytree(whole, killed)
-        for name, size, left in zip(
-            (LABELS, TOKENS), sizes, (labels_left, tokens_left), strict=True
-        ):
-            with open(killed / name, "r+b") as file:
-                file.truncate(int(size * left))
+        for path in parts:
+            if path not in kept:
+                (killed / PARTS / path.name).unlink()
+        (killed / PARTS / f"{parts[1].name}.part").write_text('{"labels": "torn')
         labeling.run(settings, killed)
-        for name in (LABELS, TOKENS):
-            assert (killed / name).read_bytes() == (whole / name).read_bytes()
+        assert not (killed / PARTS).exists()
+        if kept == parts:
+            first = [(killed / name).read_bytes() for name in (LABELS, TOKENS)]
+        assert [(killed / name).read_bytes() for name in (LABELS, TOKENS)] == first
+    (killed / LABELS).write_bytes(first[0][:-40])
+    with pytest.raises(WorkdirError, match="other lines than the data has records"):
+        labeling.run(settings, killed)
 
 
 def test_a_kill_inside_scoring_leaves_whole_groups(make, tmp_path, monkeypatch):
@@ -171,10 +188,87 @@ def test_a_kill_inside_scoring_leaves_whole_groups(make, tmp_path, monkeypatch):
     monkeypatch.setattr(saliency.Scorer, "score", dies)
     with pytest.raises(KeyboardInterrupt):
         labeling.run(settings, tmp_path / "w")
-    assert 0 < len(lines(tmp_path / "w" / LABELS)) < 6
-    labeling.run(settings, tmp_path / "w")
+    left = list((tmp_path / "w" / PARTS).iterdir())
+    assert len(left) == 2 and not (tmp_path / "w" / LABELS).exists()
+    before = [path.stat().st_mtime_ns for path in left]
+    monkeypatch.setattr(
+        labeling, "shutil", None
+    )  # keeps the parts, and proves that they are the last
+    with pytest.raises(AttributeError):
+        labeling.run(settings, tmp_path / "w")
+    assert [path.stat().st_mtime_ns for path in left] == before  # not scored again
     for name in (LABELS, TOKENS):
         assert (tmp_path / "w" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
+
+
+SMALL_GROUPS = """
+import runpy, sys
+sys.path.append("launch")
+from bfm import labeling
+labeling.GROUP_TOKENS = 2000
+sys.argv[0] = "launch/label.py"
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+TINY = {"path": "", "arch": "tiny"}  # its widths divide by eight
+MESHES = [(8, 1, 1), (2, 2, 2), (0, 1, 2), (1, 8, 1)]
+
+
+@pytest.mark.parametrize("mesh", MESHES, ids=str)
+def test_labels_are_the_same_on_every_mesh(make, tmp_path, mesh):
+    settings = make([record(i, n=2 + i % 3) for i in range(4)], model=TINY)
+    labeling.run(settings, tmp_path / "one")
+    split = dataclasses.replace(settings, mesh=MeshSettings(*mesh))
+    labeling.run(split, tmp_path / "split")
+    for one, other in zip(
+        lines(tmp_path / "one" / LABELS), lines(tmp_path / "split" / LABELS), strict=True
+    ):
+        for name in ("sal_q", "sal_a"):
+            np.testing.assert_allclose(one[name], other[name], atol=1e-4)
+        assert one["focus"] == other["focus"] and one["id"] == other["id"]
+
+
+def test_a_mesh_that_does_not_divide_is_refused_first(make, tmp_path):
+    settings = dataclasses.replace(make([record(0)]), mesh=MeshSettings(data=3))
+    with pytest.raises(ShardingError, match="there are 8 devices"):
+        labeling.run(settings, tmp_path / "w")
+    assert not (tmp_path / "w").exists()
+
+
+def test_processes_label_together(make, tmp_path):
+    """Three processes, eleven records: each record once, the bytes of one process."""
+    settings = make([record(i, n=2 + i % 3) for i in range(11)])
+    flags = [f"--config.data={settings.data}", "--config.dump_tokens=true"]
+    flags += ["--config.split=all", "--config.limit=0"]
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+
+    def start(place, **env):
+        command = [
+            sys.executable,
+            "-c",
+            SMALL_GROUPS,
+            "--config",
+            str(ROOT / "configs" / "tiny.py"),
+        ]
+        command += ["--workdir", str(place)]
+        env = os.environ | {"JAX_NUM_CPU_DEVICES": "1"} | env
+        pipe = subprocess.PIPE
+        return subprocess.Popen([*command, *flags], env=env, cwd=ROOT, stderr=pipe, text=True)
+
+    runs = [start(tmp_path / "one")]
+    runs += [
+        start(tmp_path / "three", JAX_COORDINATOR_ADDRESS=address, JAX_NUM_PROCESSES="3",
+              JAX_PROCESS_ID=str(k))
+        for k in range(3)
+    ]  # fmt: skip
+    for run in runs:
+        _, err = run.communicate(timeout=300)
+        assert run.returncode == 0, err
+    for name in (LABELS, TOKENS):
+        assert (tmp_path / "three" / name).read_bytes() == (tmp_path / "one" / name).read_bytes()
+    assert len(lines(tmp_path / "three" / LABELS)) == 11
+    assert not (tmp_path / "three" / PARTS).exists()
 
 
 def test_another_identity_is_refused(make, tmp_path):

@@ -12,6 +12,7 @@ import pytest
 from bfm.datasets import membench, splits
 from bfm.datasets.common import Reading
 from bfm.datasets.membench_record import names_in
+from bfm.datasets.stats import stats
 from bfm.dialogue import evidence_turns, parse_example, to_json
 from bfm.jsonl import DataError
 
@@ -259,7 +260,7 @@ def test_both_layouts_give_the_same_examples(tmp_path):
 
 
 def test_the_named_split(tmp_path):
-    assert membench.named_split(tmp_path) == frozenset()
+    assert membench.named_split("membench_high", tmp_path) == frozenset()
     rows = [
         {"name": "membench-high", "train_source_ids": [0, 2, 77]},
         {"name": "membench-low", "train_source_ids": [1]},
@@ -267,13 +268,15 @@ def test_the_named_split(tmp_path):
     write(tmp_path, "membench/split_per20.json", {"datasets": rows})
     prepared(tmp_path)
     want = {"highlevel/lamp/0", "highlevel/lamp/2"}
-    assert membench.named_split(tmp_path) == want
+    assert membench.named_split("membench_high", tmp_path) == want
     write(tmp_path, LOW, {"simple": {"roles": [trajectory(8), trajectory(9)]}})
-    assert membench.named_split(tmp_path) == want | {"simple/roles/9"}
+    assert membench.named_split("membench_low", tmp_path) == {"simple/roles/9"}
+    write(tmp_path, LOW, "broken")  # another set's file is not this one's business
+    assert membench.named_split("membench_high", tmp_path) == want
     rows[0]["train_source_ids"] = ["0"]
     write(tmp_path, "membench/split_per20.json", {"datasets": rows})
     with pytest.raises(DataError, match=r"split_per20\.json: membench-high: train_source_ids"):
-        membench.named_split(tmp_path)
+        membench.named_split("membench_high", tmp_path)
 
 
 # Broken files: one line that names file, record, field and reason
@@ -459,7 +462,29 @@ def test_real_movies_are_one_component_and_books_are_not():
 
 @needs_data
 def test_real_split_has_the_published_parts():
-    parts = collections.Counter(id_.rpartition("/")[0] for id_ in membench.named_split(DATA))
-    high = {kind.split("/")[1]: n for kind, n in parts.items() if kind.startswith("highlevel")}
-    assert high == {"movie": 8, "book": 2, "food": 5, "emotion": 5}
-    assert sum(parts.values()) == 40
+    high = membench.named_split("membench_high", DATA)
+    parts = collections.Counter(id_.split("/")[1] for id_ in high)
+    assert parts == {"movie": 8, "book": 2, "food": 5, "emotion": 5}
+    assert len(membench.named_split("membench_low", DATA)) == 20
+
+
+@needs_data
+def test_real_low_questions_have_the_published_counts(tmp_path):
+    """Their histories are not at hand: made ones, long enough, stand in."""
+    lines = (DATA / "membench" / "low_target.jsonl").read_text("utf-8").splitlines()
+    targets = [json.loads(line) for line in lines if line.strip()]
+    talk = [{"role": "user", "content": "It rains."}, {"role": "assistant", "content": "Noted."}]
+    sources = [
+        {
+            "id": row["id"],
+            "metadata": {key: row[key] for key in ("data_level", "category", "tid")},
+            "messages": talk * (1 + max(row["target_step_id"])),
+        }
+        for row in targets
+    ]
+    save(tmp_path, "low", sources, targets)
+    found = stats(membench.read("membench_low", tmp_path, KEPT, collections.Counter()), None)
+    assert found["examples"] == 100 and found["categories"] == {"events": 50, "roles": 50}
+    assert found["gold_positions"] == {"0": 30, "1": 21, "2": 23, "3": 26}
+    assert found["distinct_questions"] == 96 and found["faults"] == {"identical options": 5}
+    assert found["evidence"]["max"] == 1 and found["turns"]["max"] == 164

@@ -12,6 +12,7 @@ import pytest
 from bfm.datasets import personamem
 from bfm.datasets.common import Reading
 from bfm.datasets.personamem_chat import NO_HISTORY, NULLS, REPEATED
+from bfm.datasets.stats import stats
 from bfm.dialogue import Message
 from bfm.jsonl import DataError
 
@@ -388,3 +389,26 @@ def test_v1_real_files_have_the_known_counts():
     assert all({m.session for m in e.question.messages} == set("01234") for e in examples.values())
     assert not any(m.content.startswith(("User: ", "Assistant: ")) for e in examples.values()
                    for m in e.question.messages)  # fmt: skip
+
+
+@pytest.mark.skipif(
+    not (REAL / "personamem_v1" / "questions_32k.csv").is_file(),
+    reason="needs the real files: set BFM_DATA_DIR or put them into ../shared/data",
+)
+def test_v1_real_questions_have_the_published_counts(tmp_path):
+    """Most of their histories are not at hand: one made message, repeated, stands in for each."""
+    with open(REAL / "personamem_v1" / "questions_32k.csv", encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file))
+    contexts = {row["shared_context_id"]: [message("user", "User: Hm.")] * 240 for row in rows}
+    assert len(contexts) == 37
+    write_v1(tmp_path, rows, contexts)
+    skipped = collections.Counter()
+    found = stats(personamem.read("personamem_32k", tmp_path, Reading(), skipped), None)
+    assert found["examples"] == 589 - 3 and skipped == {REPEATED: 3}
+    assert found["groups"] == 20 and (found["turns"]["min"], found["turns"]["max"]) == (96, 237)
+    assert found["faults"] == {"identical options": 17}
+    assert found["distinct_questions"] == 589 - 189
+    assert found["gold_positions"] == {"0": 143, "1": 146 - 1, "2": 158 - 2, "3": 142}
+    assert found["categories"]["recall_user_shared_facts"] == 129 + 17 - 1
+    assert found["categories"]["track_full_preference_evolution"] == 139
+    assert found["gold_longest"] == pytest.approx(0.49, abs=0.005)

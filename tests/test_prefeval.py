@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from bfm.datasets import prefeval
+from bfm.datasets import load, prefeval
 from bfm.datasets.common import Reading
 from bfm.dialogue import parse_example, to_json
 from bfm.jsonl import DataError
@@ -82,7 +82,8 @@ def test_the_forms_share_everything_but_the_conversation(layout):
         assert [e.question.options for e in form] == [e.question.options for e in persona]
         assert [e.meta["group"] for e in form] == [e.meta["group"] for e in persona]
         assert [e.meta["index"] for e in form] == list(range(6))
-        assert {e.meta["category"] for e in form} == {e.meta["topic"] for e in form} == set(TOPICS)
+        assert {e.meta["category"] for e in form} == set(TOPICS)
+        assert all(e.meta["topic"] == [e.meta["category"]] for e in form)
         assert all(parse_example(to_json(e)) == e and not e.evidence for e in form)
     talk = [(role, f"{role[0]}{k}") for k in (0, 1, 2, 10) for role in ("user", "assistant")]
     assert texts(persona[0]) == talk  # by number: 10 after 2
@@ -139,6 +140,19 @@ def test_duplicates_of_a_preference_are_one_group(layout):
     assert second.meta["preference"] == tables[PERSONA][1]["preference"]
 
 
+def test_a_topic_is_left_out_with_the_preferences_it_shares(layout):
+    tables = rows("hobby_lamps")
+    tables[EXPLICIT][2]["preference"] = "I never buy hobby_kites number 1!"
+    save(layout, "hobby_lamps", tables)
+    places = {"data_dir": layout, "prepared_dir": layout / "p"}
+    rest = load("prefeval_choice", "topic!=hobby_kites", **places)
+    assert [e.question.id for e in rest] == ["hobby_lamps/0", "hobby_lamps/1"]
+    held = load("prefeval_choice", "category=hobby_kites", **places)
+    assert [e.meta["topic"] for e in held] == [
+        ["hobby_kites"], ["hobby_kites", "hobby_lamps"], ["hobby_kites"],
+    ]  # fmt: skip
+
+
 def test_no_preference_or_gold_in_what_a_method_reads(layout):
     for name in ("prefeval_persona", "prefeval_choice"):
         for example in read(layout, name):
@@ -173,12 +187,12 @@ def test_padding_stands_between_conversation_and_question(layout):
 
 
 def test_the_named_split(layout):
-    assert prefeval.named_split(layout) == frozenset()
+    assert prefeval.named_split("prefeval_choice", layout) == frozenset()
     file = layout / "membench" / "split_per20.json"
     file.parent.mkdir()
     row = {"name": "prefeval-mcq", "train_source_ids": [0, 4, 99]}
     file.write_text(json.dumps({"datasets": [row]}), "utf-8")
-    assert prefeval.named_split(layout) == {"hobby_kites/0", "hobby_lamps/1"}
+    assert prefeval.named_split("prefeval_choice", layout) == {"hobby_kites/0", "hobby_lamps/1"}
 
 
 # Broken files: one line that names file, record, field and reason
@@ -260,7 +274,10 @@ def test_real_files_have_the_published_counts(name):
     found = read(DATA, name, skipped=skipped)
     assert len(found) == 1000 == len({e.question.id for e in found})
     assert skipped == {"file that is in one folder only": 1}  # the stale copy
-    assert {e.meta["topic"] for e in found} == set(prefeval.TOPICS)
+    assert {e.meta["category"] for e in found} == set(prefeval.TOPICS)
+    shared = [set(e.meta["topic"]) for e in found if len(e.meta["topic"]) > 1]
+    assert len(shared) == 8
+    assert shared.count({"education_learning_styles", "education_resources"}) == 6
     assert len({e.question.query for e in found}) == 1000 - 6
     assert len({e.meta["group"] for e in found}) == 1000 - 12
     lengths = [[len(option) for option in e.question.options] for e in found]

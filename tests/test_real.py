@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import bfm
 from bfm import labeling
 from bfm.dialogue import parse_example, turns_of
 from bfm.likelihood import Spans, span_logprobs
@@ -74,6 +75,16 @@ def test_the_readmes_python_runs(smollm2_path, monkeypatch, capsys, tmp_path):
     online, scorer = (next(c for c in code if word in c) for word in ("memory.db", "StateStore"))
     exec(online, {})
     assert "controller" not in capsys.readouterr().out and (tmp_path / "memory.db").exists()
+    exec(next(c for c in code if "def chat(" in c), space)
+    heard = []
+    with bfm.BayesFactorMemory(":memory:", policy=None) as memory:
+        for said in ("I gave up coffee in May.", "What should I drink now?"):
+            reply = space["chat"](
+                lambda m: heard.append(m[0]["content"]) or "Tea!", memory, "ann", said
+            )
+        assert reply == "Tea!" and heard[0] == "I gave up coffee in May."  # nothing was known yet
+        assert heard[1].endswith("What should I drink now?")
+        assert [entry.messages[1].content for entry in memory.get_all("ann")] == ["Tea!"] * 2
     exec(scorer, space)
     assert len(space["sal_q"]) == 2
     exec(code[1], space)  # records from a log

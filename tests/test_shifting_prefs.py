@@ -24,7 +24,7 @@ from bfm.shortlist import words
 
 CHANCE = pytest.approx(0.25, abs=0.03)
 # Of the examples that `prefs.small` gives: "fixed" means that these bytes change with VERSION only.
-SMALL_SHA256 = "d735b59764024746815866674e9f56d9063e638b1e4e1de0c07307b5bb008795"
+SMALL_SHA256 = "457b52667160000e31970a8a055207077f9fa3d6ece49fc854e459caa0c33310"
 SMALL = ("shifting_prefs", "small")
 
 
@@ -134,7 +134,7 @@ def test_the_words_say_what_the_facts_say(test_set):
 
 def test_evidence_of_a_dissimilar_stratum_names_no_option_and_no_topic(test_set):
     for example in test_set:
-        if example.meta["stratum"] != "dissimilar_useful" or example.meta["pair"]:
+        if example.meta["stratum"] != "dissimilar_useful":
             continue
         topics = frames.TOPICS["test"][example.meta["language"]]
         area = next(t.area for t in topics if t.label == example.meta["topic"])
@@ -143,6 +143,26 @@ def test_evidence_of_a_dissimilar_stratum_names_no_option_and_no_topic(test_set)
             assert area not in text
             if example.meta["language"] == "en":
                 assert not any(f" {option} " in text for option in example.question.options)
+
+
+def test_every_example_holds_what_its_stratum_promises(test_set):
+    """Halves of pairs included: what flips an answer must not carry an example into another cell."""
+    wording = {"dissimilar_useful": "dis", "similar_useful": "sim", "adverse": "sim"}
+    wording |= {"dissimilar_useless": "sim", "placebo": "sim"}  # of what tells the answer
+    seen = collections.Counter()
+    for example in test_set:
+        meta, rows = example.meta, example.meta["timeline"]
+        useful = not meta["stratum"].endswith("useless")
+        assert meta["probe_useful"] == useful == (meta["probe"] in example.evidence)
+        assert not set(meta["distractors"]) & set(example.evidence)
+        for row in rows:
+            told = row["message"] in example.evidence
+            if told:
+                assert row["form"] == wording[meta["stratum"]]
+            elif meta["stratum"] == "placebo":  # so similarity suffices
+                assert row["form"] == "dis"
+            seen[meta["stratum"], bool(meta["pair"]), told] += 1
+    assert len(seen) == 6 * 2 * 2 - 2  # similar_useless: no evidence, alone or in a pair
 
 
 def test_roles_and_the_permutation_describe_the_options(test_set):

@@ -7,8 +7,8 @@ import json
 import pytest
 
 from bfm import comparing, systems
-from bfm.baselines import Note
-from bfm.baselines.tasks import CITE, DECIDE, FACTS, MERGE, TOPICS
+from bfm.baselines import Note, StoreError
+from bfm.baselines.tasks import ADD_ONLY, CITE, DECIDE, FACTS, MERGE, TOPICS
 from bfm.dialogue import parse_example, turns_of
 from bfm.harness import Harness
 from bfm.settings import ModelSettings, SettingsError
@@ -105,6 +105,24 @@ def test_a_reranker_reaches_stores_that_were_built_after_it(tmp_path):
     again = systems.Systems(["rmm"], script.backend, tmp_path, 0)
     again.search("rmm", [first], [turns_of(first.messages)])
     assert all(system.reranker is None for system in again.stores["rmm"].values())
+
+
+def test_stores_serve_another_chat_model_but_are_never_continued_by_it(tmp_path):
+    def systems_of(name):
+        script = Script({"facts": [lambda prompt: "- likes tea"]}, {"facts": ADD_ONLY})
+        backend = dataclasses.replace(script.backend, name=name)
+        return systems.Systems(["mem0_add"], backend, tmp_path, 0)
+
+    questions = [parse_example(small.record(i)).question for i in range(2)]
+    histories = [turns_of(question.messages) for question in questions]
+    first = systems_of("large").search("mem0_add", questions[:1], histories[:1])
+    later = systems_of("small")
+    assert later.search("mem0_add", questions[:1], histories[:1]) == first
+    assert [row["chat"] for row in later.costs()] == ["large"]
+    before = (tmp_path / "mem0_add.jsonl").read_bytes()
+    with pytest.raises(StoreError, match=r"1 histories are missing.*'large', not by 'small'"):
+        later.search("mem0_add", questions, histories)
+    assert (tmp_path / "mem0_add.jsonl").read_bytes() == before
 
 
 def test_out_of_fold_runs_keep_what_systems_cost(scripted, tmp_path, tiny_folder):

@@ -8,6 +8,7 @@ model of what they all wait for.
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
 import os
 import threading
@@ -46,6 +47,7 @@ class Backend:
       count_tokens: text -> tokens; prompts are kept to `room` by it and costs are reported in it.
       room: the most tokens that the texts of one prompt may take.
       generate_many: several requests in one call, where the model has a better way than one by one.
+      name: the chat model's; stores say by whom they were written.
     """
 
     generate: Callable[[Messages, int], str]
@@ -53,6 +55,7 @@ class Backend:
     count_tokens: Callable[[str], int]
     room: int = 3000
     generate_many: Callable[[Sequence[Request]], list[str]] | None = None
+    name: str = ""
 
 
 def ask(backend: Backend, messages: Messages, max_tokens: int) -> tuple[str, float]:
@@ -209,6 +212,7 @@ def local(lm, encoder, *, batch_size: int = 16, room: int = 3000) -> Backend:
         count_tokens=lambda text: len(tokenizer.encode(text)),
         room=min(room, lm.config.window - 512),  # 512: the longest reply and the template
         generate_many=many,
+        name=f"weights {hashlib.sha256(lm.identity.encode()).hexdigest()[:12]}",
     )
 
 
@@ -318,4 +322,4 @@ def endpoint(
         with ThreadPoolExecutor(at_once) as pool:
             return list(pool.map(lambda request: generate(*request), requests))
 
-    return Backend(generate, embed or vectors, count_tokens, room, many)
+    return Backend(generate, embed or vectors, count_tokens, room, many, model)

@@ -16,9 +16,14 @@ from bfm.jsonl import whole
 _VERSION = 1
 
 
-def save(path: Path, systems: Mapping[str, System]) -> None:
-    """Write the stores of users, whole or not at all."""
-    _write(path, {user: system.to_json() for user, system in systems.items()})
+def save(path: Path, systems: Mapping[str, System], writer: str = "") -> None:
+    """Write the stores of users, whole or not at all. writer: the chat model that made them."""
+    _write(path, {user: system.to_json() for user, system in systems.items()}, writer)
+
+
+def writer_of(path: Path) -> str:
+    """Return the chat model that made the stores of a file. Raises StoreError."""
+    return _read(path)[1]
 
 
 def load(path: Path, restore: Callable[[dict[str, Any]], System]) -> dict[str, System]:
@@ -27,7 +32,7 @@ def load(path: Path, restore: Callable[[dict[str, Any]], System]) -> dict[str, S
     Raises StoreError naming file, line and user.
     """
     systems = {}
-    for line, (user, data) in enumerate(_read(path).items(), start=1):
+    for line, (user, data) in enumerate(_read(path)[0].items(), start=1):
         try:
             systems[user] = restore(data)
         except (StoreError, VectorError) as error:
@@ -40,38 +45,44 @@ def load(path: Path, restore: Callable[[dict[str, Any]], System]) -> dict[str, S
 
 def delete(path: Path, user: str) -> None:
     """Remove a user, wholly, and nobody else. Raises StoreError where the file has no such user."""
-    stores = _read(path)
+    stores, writer = _read(path)
     if user not in stores:
         raise StoreError(f"{path}: no user {shown(user)}")
     del stores[user]
-    _write(path, stores)
+    _write(path, stores, writer)
 
 
-def _write(path: Path, stores: Mapping[str, dict[str, Any]]) -> None:
+def _write(path: Path, stores: Mapping[str, dict[str, Any]], writer: str) -> None:
     try:
         with whole(Path(path)) as file:
             for user, data in stores.items():
-                line = {"version": _VERSION, "user": user, "store": data}
+                line = {"version": _VERSION, "writer": writer, "user": user, "store": data}
                 file.write(json.dumps(line, ensure_ascii=False, allow_nan=False) + "\n")
     except OSError as error:
         raise StoreError(f"{path}: cannot be written: {error.strerror or error}") from None
 
 
-def _read(path: Path) -> dict[str, dict[str, Any]]:
+def _read(path: Path) -> tuple[dict[str, dict[str, Any]], str]:
     stores: dict[str, dict[str, Any]] = {}
+    writers: set[str] = set()
     try:
         with open(path, "rb") as file:
             for number, raw in enumerate(file, start=1):
                 try:
                     line = json.loads(raw)
                     version, user, store = line["version"], line["user"], line["store"]
+                    writers.add(line["writer"])
                 except (ValueError, KeyError, TypeError):
                     raise StoreError(f"{path}: line {number}: not a store") from None
                 if version != _VERSION or not isinstance(user, str) or not isinstance(store, dict):
                     raise StoreError(f"{path}: line {number}: not a store of version {_VERSION}")
                 if user in stores:
                     raise StoreError(f"{path}: line {number}: user {shown(user)} is there twice")
+                if len(writers) > 1:
+                    raise StoreError(
+                        f"{path}: line {number}: by another chat model than the lines before"
+                    )
                 stores[user] = store
     except OSError as error:
         raise StoreError(f"{path}: cannot be read: {error.strerror or error}") from None
-    return stores
+    return stores, next(iter(writers), "")

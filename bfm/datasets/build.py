@@ -87,8 +87,8 @@ def prepare(
         raise DataError(f"{name}: {len(repeated)} ids stand twice, such as {repeated[0]!r}")
     if not ids:
         raise DataError(f"{name}: the raw files hold no usable record ({dict(skipped)})")
-    named = getattr(module, "named_split", lambda data_dir: frozenset())
-    made = splits.make(metas, name, reading.seed, named(raw), ids)
+    named = getattr(module, "named_split", lambda name, data_dir: frozenset())
+    made = splits.make(metas, name, reading.seed, named(name, raw), ids)
 
     def records() -> Iterator[dict[str, str]]:
         examples = module.read(name, raw, reading, collections.Counter())

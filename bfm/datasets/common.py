@@ -54,7 +54,7 @@ def read_json(path: Path) -> Any:
         return json.loads(path.read_text("utf-8"))
     except OSError as error:
         raise DataError(f"{path}: cannot be read: {error.strerror or error}") from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise DataError(f"{path}: is not JSON ({error})") from None
 
 
@@ -67,7 +67,7 @@ def read_jsonl(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
                     continue
                 try:
                     obj = json.loads(raw)
-                except ValueError as error:
+                except (ValueError, RecursionError) as error:
                     raise DataError(f"{path}: line {number}: is not JSON ({error})") from None
                 if not isinstance(obj, dict):
                     raise DataError(f"{path}: line {number}: is not an object")

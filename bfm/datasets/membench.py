@@ -8,7 +8,7 @@ share an `id`. Both give the same examples with the same ids.
 from __future__ import annotations
 
 import collections
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -92,26 +92,23 @@ def read_official(
         yield example_of(trajectory, reading)
 
 
-def named_split(data_dir: Path) -> frozenset[str]:
+def named_split(name: str, data_dir: Path) -> frozenset[str]:
     """Return the question ids that split_per20.json, where it is there, puts into the train part.
 
-    It lists running numbers, resolved here through the data files of both sets; those of a set that
-    is not there are left out. Raises DataError.
+    It lists running numbers, resolved here through the data files. Raises DataError.
     """
-    chosen: set[str] = set()
-    for name, (kind, _, entry) in _SETS.items():
-        numbers = split_numbers(entry, data_dir)
-        official, _, target = _paths(name, data_dir)
-        if numbers and official.exists():
-            for i, (where, _, scenario, item) in enumerate(_official_items(official, (kind,))):
-                tid = field(item, "tid", (int, str), where)
-                chosen |= {f"{kind}/{scenario}/{tid}"} if i in numbers else set()
-        elif numbers and target.exists():
-            rows = _targets(target, kind).items()
-            chosen |= {
-                f"{kind}/{row['category']}/{row['tid']}" for i, (_, row) in rows if i in numbers
-            }
-    return frozenset(chosen)
+    kind, _, entry = _SETS[name]
+    numbers = split_numbers(entry, data_dir)
+    official, _, target = _paths(name, data_dir)
+    rows: Iterable[tuple[int, str, Any]] = ()
+    if numbers and official.exists():
+        items = enumerate(_official_items(official, (kind,)))
+        rows = ((i, scenario, field(item, "tid", (int, str), where))
+                for i, (where, _, scenario, item) in items)  # fmt: skip
+    elif numbers:
+        targets = _targets(target, kind).items()
+        rows = ((i, row["category"], row["tid"]) for i, (_, row) in targets)
+    return frozenset(f"{kind}/{scenario}/{tid}" for i, scenario, tid in rows if i in numbers)
 
 
 def split_numbers(entry: str, data_dir: Path) -> frozenset[int]:

@@ -90,7 +90,7 @@ def read(
     return _read(name, home, topics, padding, reading)
 
 
-def named_split(data_dir: Path) -> frozenset[str]:
+def named_split(name: str, data_dir: Path) -> frozenset[str]:
     """Return the question ids that membench/split_per20.json, where it is there, trains on.
 
     It lists running numbers over all topics in the order of their names. Raises DataError.
@@ -182,6 +182,7 @@ def _padding(data_dir: Path, n: int) -> list[dict[str, str]]:
 def _read(
     name: str, home: Path, topics: list[str], padding: list[dict[str, str]], reading: Reading
 ) -> Iterator[Example]:
+    held = _topics_of(home, topics)
     number = 0
     for topic in topics:
         paths = {folder: home / folder / f"{topic}.json" for folder in _FOLDERS}
@@ -198,8 +199,19 @@ def _read(
                     raise DataError(
                         f"{where[folder]}: question: differs from that of {where[_OPTIONS]}"
                     )
-            yield _example(name, topic, i, number, joined, where, padding, reading)
+            yield _example(name, topic, i, number, joined, where, padding, held, reading)
             number += 1
+
+
+def _topics_of(home: Path, topics: list[str]) -> dict[str, list[str]]:
+    """Group -> the topics that hold its preference: four have one in two, three with its question."""
+    found: dict[str, list[str]] = {}
+    for topic in topics:
+        path = home / _EXPLICIT / f"{topic}.json"
+        for i, row in enumerate(_rows(path)):
+            of = found.setdefault(_group(field(row, "preference", str, f"{path}: record {i}")), [])
+            of.extend([] if topic in of else [topic])
+    return found
 
 
 def _example(
@@ -210,6 +222,7 @@ def _example(
     joined: dict[str, Any],
     where: dict[str, str],
     padding: list[dict[str, str]],
+    held: dict[str, list[str]],
     reading: Reading,
 ) -> Example:
     row, at = joined[_FORMS[name]], where[_FORMS[name]]
@@ -232,7 +245,7 @@ def _example(
         "meta": {
             "group": _group(shared),
             "category": topic,
-            "topic": topic,
+            "topic": held[_group(shared)],  # to leave a topic out with all its preferences
             "index": number,
             "preference": field(row, "preference", str, at),
             "permutation": list(order),

@@ -94,9 +94,10 @@ def load(
     """Open a split of a data set, preparing it first where the raw files are at hand.
 
     split: one that `splits.make` makes (all, train, dev, test, fold0_train, ..), or FIELD=VALUE or
-    FIELD!=VALUE of the examples' meta ("topic!=travel_hotel" leaves a topic out). prepared_dir: by
-    default the user's cache. Of what is generated, "small", "small_train", .. are there at once, with
-    nothing prepared. Raises DataError (one line): unknown name or split, raw files missing or broken.
+    FIELD!=VALUE of the examples' meta ("topic!=travel_hotel" leaves a topic of PrefEval out, and the
+    preferences it shares with others). prepared_dir: by default the user's cache. Of what is generated,
+    "small", "small_train", .. are there at once, with nothing prepared. Raises DataError (one line):
+    unknown name or split, raw files missing or broken.
     """
     if split.split("_")[0] == SMALL and hasattr(NAMES.get(name), "small"):
         return _small(name, split, reading)
@@ -137,14 +138,16 @@ def _opened(
 
 
 def _matching(name: str, text: str, records: Any) -> list[int]:
-    """Return the indices whose meta has FIELD=VALUE (or has not, with !=)."""
+    """Return the indices whose meta has FIELD=VALUE (or has not, with !=); of a list, any item."""
     key, _, value = text.partition("=")
     wanted = not key.endswith("!")
     key = key.removesuffix("!")
     metas = [json.loads(records[i]["record"]).get("meta", {}) for i in range(len(records))]
     if not any(key in meta for meta in metas):
         raise DataError(f"{name}: split {text!r}: no example has a field {key!r} in its meta")
-    found = [i for i, meta in enumerate(metas) if (str(meta.get(key)) == value) == wanted]
+    held = (meta.get(key) for meta in metas)
+    lists = (of if isinstance(of, list) else [of] for of in held)
+    found = [i for i, of in enumerate(lists) if (value in map(str, of)) == wanted]
     if not found:
         raise DataError(f"{name}: split {text!r}: no example is left")
     return found

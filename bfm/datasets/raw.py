@@ -96,7 +96,10 @@ def obtain(
 def hashes(
     module: Any, name: str, folder: Path, reading: Reading, absent: dict[str, str] | None = None
 ) -> dict[str, str]:
-    """Return the sha256 of every raw file that is read; `absent` where they are not all there."""
+    """Return the sha256 of every raw file that is read; `absent` where they are not all there.
+
+    Raises DataError (one line).
+    """
     try:
         paths = module.find(name, folder, reading)
     except Missing:
@@ -105,7 +108,10 @@ def hashes(
         return absent
     made = {}
     for path in paths:
-        with open(path, "rb") as file:
-            digest = hashlib.file_digest(file, "sha256").hexdigest()
+        try:
+            with open(path, "rb") as file:
+                digest = hashlib.file_digest(file, "sha256").hexdigest()
+        except OSError as error:
+            raise DataError(f"{path}: cannot be read: {error.strerror or error}") from None
         made[path.relative_to(folder).as_posix()] = digest
     return made

@@ -163,13 +163,16 @@ def changes(
     same as my sister" leans on moves.
     """
     leaning = any(slot.key in ("revert", "narrow", "same") for slot in slots)
+    telling = [slots[i].form for i in evidence([s.fact for s in slots], ask)]
     end_of_story = max(slot.fact.start for slot in slots if not slot.distractor)
     for i, slot in enumerate(slots):
         own = slot.fact.holder in ("", ask.holder) and slot.fact.source in COMMITTED
 
-        def new(key: str, i: int = i, slot: Slot = slot, **changed) -> tuple[int, Slot]:
+        def new(
+            key: str, i: int = i, slot: Slot = slot, form: str = "", **changed
+        ) -> tuple[int, Slot]:
             fact = dataclasses.replace(slot.fact, **changed)
-            return i, dataclasses.replace(slot, fact=fact, key=key)
+            return i, dataclasses.replace(slot, fact=fact, key=key, form=form or slot.form)
 
         if slot.key == "revert":
             yield "negation", *new("set", op="set")
@@ -179,7 +182,10 @@ def changes(
                 if end != slot.fact.end and slot.fact.start < end:
                     yield "date", *new("temp", end=end)
         if slot.key in ("hyp", "quote") and (not leaning or slot.fact.start > end_of_story):
-            yield "source", *new("set", source="implied" if slot.form == "dis" else "stated")
+            # If it is to tell the answer now, it is worded as what told it before.
+            for form in sorted({slot.form, *telling}):
+                source = "implied" if form == "dis" else "stated"
+                yield "source", *new("set", form=form, source=source)
         if slot.key == "cond" and ask.condition:
             here = slot.fact.condition == ask.condition
             yield "condition", *new("cond", condition=elsewhere if here else ask.condition)
@@ -208,19 +214,22 @@ def changed(
     flip: bool,
     r: random.Random,
 ) -> tuple[str, list[Slot], bool] | None:
-    """Choose a change that flips the answer to another option or leaves it and its evidence.
+    """Choose a change that flips the answer to another option or leaves it.
 
-    want: the kind of change, where there is one. ask None: nothing in the history matters. Returns
-    what changed, the new slots, whether it flips; None where nothing does as asked.
-    """  # fmt: skip
+    What tells the answer, and what does not, stays worded as the stratum has it. want: the kind of
+    change, where there is one. ask None: nothing in the history matters. Returns what changed, the new
+    slots, whether it flips; None where nothing does as asked.
+    """
     fitting = []
     before = answer([s.fact for s in slots], ask) if ask else ""
+    forms = _telling(slots, ask) if ask else set()
     for what, i, slot in found:
         after = [*slots[:i], slot, *slots[i + 1 :]]
         facts = [s.fact for s in after]
         now = answer(facts, ask) if ask else ""
         as_asked = (now != before and now in options) if flip else now == before
-        if as_asked and (ask is None or evidence(facts, ask)):
+        worded = _telling(after, ask) == forms if ask else True
+        if as_asked and worded and (flip or slot.form == slots[i].form):
             fitting.append((what, after))
     if not fitting:
         return None
@@ -229,10 +238,19 @@ def changed(
     return (*r.choice([f for f in fitting if f[0] == chosen]), flip)
 
 
+def _telling(slots: Sequence[Slot], ask: Ask) -> set[str]:
+    """The forms of the slots that are evidence."""
+    return {slots[i].form for i in evidence([s.fact for s in slots], ask)}
+
+
 def roles(
     options: Sequence[str], gold: str, slots: Sequence[Slot], old: Mapping[int, object]
 ) -> list[str]:
-    """Say of each option what it is: gold, stale, other (said of or by anybody else) or unmentioned."""
+    """Say of each option what it is: gold, stale, unmentioned, or other.
+
+    other: said, but of or by somebody else, under another condition, not in earnest, or beside a
+    question that needs no memory.
+    """
     were = {slots[i].fact.value for i in old} | {
         s.fact.value for s in slots if s.fact.op == "not" and s.key in ("revert", "narrow")
     }

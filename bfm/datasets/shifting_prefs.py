@@ -36,10 +36,11 @@ from bfm.dialogue import Example
 __all__ = ["FILES", "NAMES", "VERSION", "find", "generate", "measure", "read", "small"]
 
 NAMES = ("shifting_prefs",)
-VERSION = "2"
+VERSION = "3"
+_DRAWS = "2"  # names the random numbers: version 3 differs only in second halves of pairs
 FILES: dict[str, tuple[File, ...]] = {"shifting_prefs": ()}  # generated: no raw files
 USERS = {"train": 400, "dev": 480, "test": 560}
-SMALL = {"train": 12, "dev": 16, "test": 12}  # users of the small part: 110, 70 and 130 questions
+SMALL = {"train": 12, "dev": 16, "test": 12}  # users of the small part: 108, 75 and 124 questions
 # Every 24 questions: (stratum, what the question needs). A quarter each of none, one, several, latest.
 CELLS = (
     *(("similar_useful", n) for n in ("one", "several", "several", "latest")),
@@ -82,7 +83,7 @@ def generate(
         raise ValueError(f"split: must be one of {', '.join(TOPICS)}, not {split!r}")
     if length not in LENGTHS:
         raise ValueError(f"length: must be one of {LENGTHS}, not {length}")
-    deal = _decks(VERSION, seed, split)
+    deal = _decks(_DRAWS, seed, split)
     if users is None:
         users = USERS[split] // (10 if length == LENGTHS[-1] else 1)
     for index in range(users):
@@ -130,7 +131,7 @@ def _language(split: str, index: int) -> str:
 
 def _user(deal: Callable, split: str, language: str, family: str, group: str) -> tuple[Case, ...]:
     """Deal one user: a story for every topic of the language, no two on one day."""
-    r = rng(VERSION, group)
+    r = rng(_DRAWS, group)
     topics = list(TOPICS[split][language])
     r.shuffle(topics)
     people = list(LANGUAGES[language].people)
@@ -146,7 +147,7 @@ def _user(deal: Callable, split: str, language: str, family: str, group: str) ->
 def _case(
     deal: Callable, id_: str, topic: Topic, who: str, days: list[int], language: str, family: str
 ) -> Case:
-    r, words = rng(VERSION, id_), LANGUAGES[language]
+    r, words = rng(_DRAWS, id_), LANGUAGES[language]
     stratum, need = deal("cell", CELLS)
     kind = deal(f"kind {need}", plot.KINDS[need])
     # Values are shown equally often, and the gold is dealt by its rank in length, so that each of the
@@ -282,10 +283,11 @@ def _paired(deal: Callable, case: Case) -> tuple[Case, ...]:
         return (case,)
     flip = case.ask is not None and deal(f"flip {case.stratum}", (True, True, True, False))
     want = deal(f"change {flip}", plot.CHANGES)
-    r = rng(VERSION, case.id, "pair")
+    r = rng(_DRAWS, case.id, "pair")
     found = tuple(plot.changes(case.slots, case.own, *case.around))
     made = None
-    for wanted in (True, False) if flip else (False,):
+    # Whatever flips a placebo leaves two turns worded like the question: no longer a placebo.
+    for wanted in (True, False) if flip and case.stratum != "placebo" else (False,):
         made = made or plot.changed(case.slots, case.ask, found, case.options, want, wanted, r)
     if made is None:
         return (case,)

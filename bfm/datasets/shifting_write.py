@@ -96,7 +96,7 @@ def written(case: Case, user: User, length: int) -> Example:
         "frame_family": user.family,
         "length": length,
         "stale": sorted(at[i] for i in old),
-        "distractors": sorted(at[i] for i, slot in enumerate(case.slots) if slot.distractor),
+        "distractors": sorted(at[i] for i in _distractors(case, found)),
         "probe": at[probe],  # the turn that gives the stratum its name
         "probe_useful": probe in found,
         "roles": plot.roles(shown, gold, case.slots, old),
@@ -113,10 +113,14 @@ def written(case: Case, user: User, length: int) -> Example:
     return Example(question, gold, shown.index(gold), tuple(sorted(at[i] for i in found)), meta)
 
 
+def _distractors(case: Case, found: Sequence[int]) -> list[int]:
+    """The slots beside the story, less one that a minimal pair has made evidence."""
+    return [i for i, slot in enumerate(case.slots) if slot.distractor and i not in found]
+
+
 def _probe(case: Case, found: Sequence[int]) -> int:
     """Return the slot that is similar or not, useful or not, as the stratum says."""
-    useless = case.stratum.endswith("useless")
-    fitting = [i for i, slot in enumerate(case.slots) if slot.distractor] if useless else found
+    fitting = _distractors(case, found) if case.stratum.endswith("useless") else found
     return max(fitting, key=lambda i: case.slots[i].fact.start)
 
 

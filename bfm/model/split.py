@@ -19,9 +19,23 @@ ROWS = PartitionSpec(("data", "fsdp"))  # of a batch
 VOCABULARY = ("fsdp", "tensor")  # mesh axes that split the rows of a table
 
 
+class _Held:
+    """What stands where the array that it holds would stand."""
+
+    held: Any
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.held.shape
+
+    @property
+    def dtype(self) -> jnp.dtype:
+        return self.held.dtype
+
+
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class Split:
+class Split(_Held):
     """A layer's weight that is gathered over `fsdp` when it is read (ZeRO-3, arXiv 1910.02054).
 
     Its gradient goes the other way: summed and split in one collective. held: the array, perhaps behind
@@ -31,14 +45,6 @@ class Split:
     held: Any
     spec: PartitionSpec = dataclasses.field(metadata={"static": True})
     mesh: Mesh = dataclasses.field(metadata={"static": True})
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return self.held.shape
-
-    @property
-    def dtype(self) -> jnp.dtype:
-        return self.held.dtype
 
     def __getitem__(self, key: object) -> jax.Array:
         """Return the gathered weight for [...], by which a module reads its parameter."""
@@ -65,19 +71,11 @@ _moved.defvjp(
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class Table:
+class Table(_Held):
     """An embedding or a head [V, D] whose rows are split: no device ever holds it whole."""
 
     held: Any
     mesh: Mesh = dataclasses.field(metadata={"static": True})
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return self.held.shape
-
-    @property
-    def dtype(self) -> jnp.dtype:
-        return self.held.dtype
 
     def __getitem__(self, key: Any) -> Any:
         """Return itself for [...], and rows [B, T, D] for ids [B, T].
