@@ -5,6 +5,9 @@
 
 teaches a reader with each entry of SWEEP and evaluates it on users it has not seen: does its Sal_a (and
 the expected Bayes factor by it) order the evidence first, and does what Sal_a picks help it answer?
+
+Two to three hours on two cores (an example takes some 15 s to evaluate, a reader a quarter of
+an hour to teach); it has not been run to its end yet.
 """
 
 from bfm.settings import default_config
@@ -17,7 +20,7 @@ SWEEP = [
 EVALUATE = {
     "split": "small_test",
     "limit": 0,
-    "methods": "none,random,embedding,ebf,evidence,sal_a",
+    "methods": "none,random,embedding,sal_q,ebf,evidence,sal_a",
 }
 
 

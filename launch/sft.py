@@ -13,6 +13,7 @@ runs the same command.
 """
 
 import dataclasses
+import math
 import sys
 
 import _door
@@ -47,13 +48,22 @@ def main(settings, workdir) -> None:
 
 def label_first(settings, place):
     """Make the labels that no setting names, as launch/label.py would; return settings with them."""
+    import jax
+
     from bfm import finetune, labeling, tau
+    from bfm.settings import MeshSettings, SettingsError
 
     finetune.check(settings, labeling.open_base(settings))
     if settings.tau == "auto":
         tau.check(settings)
     print(f"no labels are given: making them first, in {place}", file=sys.stderr)
-    labeling.run(settings, place)
+    asked = settings
+    if jax.process_count() > 1:  # each process labels its share on its own devices
+        if settings.tau == "auto":
+            raise SettingsError("tau: 'auto' is for one process; give a number, or labels")
+        mesh = MeshSettings(fsdp=math.gcd(settings.mesh.fsdp, jax.local_device_count()))
+        asked = dataclasses.replace(settings, mesh=mesh)
+    labeling.run(asked, place)
     if settings.tau == "auto":
         tau.choose(settings, place)
     return dataclasses.replace(settings, labels=str(place / labeling.LABELS))

@@ -74,7 +74,8 @@ def test_the_readmes_python_runs(smollm2_path, monkeypatch, capsys, tmp_path):
     monkeypatch.chdir(tmp_path)  # the memory's file
     online, scorer = (next(c for c in code if word in c) for word in ("memory.db", "StateStore"))
     exec(online, {})
-    assert "controller" not in capsys.readouterr().out and (tmp_path / "memory.db").exists()
+    # The adapter that comes with bfm decides.
+    assert "the controller opens" in capsys.readouterr().out and (tmp_path / "memory.db").exists()
     exec(next(c for c in code if "def chat(" in c), space)
     heard = []
     with bfm.BayesFactorMemory(":memory:", policy=None) as memory:
