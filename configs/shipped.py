@@ -7,8 +7,9 @@ makes labels (Sal_q of every turn), trains, measures on users apart, and leaves 
 which is bfm/policy.safetensors. The focus is the evidence of shifting_prefs, which follows from how its
 histories are made: an untrained model of this size judges evidence too badly to label it.
 
-Forty minutes on two cores. On nine questions of one user held out: accuracy with the evidence 0.22 before
-and 0.78 after (log p -3.8, -0.7), with what the controller chose 0.22 and 0.44, focus F1 0.10 and 0.11.
+Forty minutes on two cores. On nine questions of one user held out, before and after: accuracy with
+the evidence 0.22 and 0.78 (log p -3.8 and -0.7), with what the controller chose 0.22 and 0.44; focus
+F1 0.10 and 0.11.
 """
 
 from bfm.settings import default_config
