@@ -19,7 +19,7 @@ from bfm.batching import bucket, pad, plan
 from bfm.likelihood import token_logprobs
 from bfm.model.decoder import Decoder, decode
 from bfm.model.matmul import dot
-from bfm.model.state import State
+from bfm.model.state import State, fetch
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,7 +74,7 @@ def _write(model, prompts, rules, batch, slots) -> list[Written]:
             active[i] = bool(candidates)
             target[i, 0, : len(candidates)] = candidates
         logp, made = _step(model, prompt, made, token, lengths + t, active, np.int32(t), target)
-        logp_BC = np.asarray(logp)
+        logp_BC = fetch(logp)
         for i, candidates in enumerate(wanted):
             if candidates:
                 scores = logp_BC[i, : len(candidates)]

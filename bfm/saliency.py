@@ -25,7 +25,7 @@ from bfm.batching import Batch, bucket, pad, plan
 from bfm.likelihood import Spans, span_logprobs
 from bfm.model.decoder import Decoder, decode
 from bfm.model.split import ROWS
-from bfm.model.state import State
+from bfm.model.state import State, fetch
 from bfm.store import StateStore, TurnStates, state_key
 
 # Compiled programs of this process, by function, shapes and configuration; they hold no weights.
@@ -276,7 +276,7 @@ class Scorer:
         results = [[None] * sum(len(chosen[row]) for chosen, _, _ in parts)
                    for row in range(len(batch.rows))]  # fmt: skip
         for chosen, part, logp_device in parts:
-            logp_MnC, at = np.asarray(logp_device), 0
+            logp_MnC, at = fetch(logp_device), 0
             for row, group in enumerate(part):
                 for i, suffix in zip(chosen[row], group, strict=True):
                     results[row][i] = _scored(suffix, logp_MnC[at])

@@ -150,6 +150,10 @@ def test_two_processes_train_as_one(made, whole, tmp_path):
     two, one = np.array(read(tmp_path / "two")), np.array(read(whole))
     np.testing.assert_array_equal(two[:, [0, 3, 4]], one[:, [0, 3, 4]])
     np.testing.assert_allclose(two[:10, 1], one[:10, 1], rtol=1e-4)
+    ours, alone = (read_lines(path / "dev.jsonl")[0] for path in (tmp_path / "two", whole))
+    assert ours.keys() == alone.keys() and ours["logp_none"] == pytest.approx(
+        alone["logp_none"], abs=1e-3
+    )  # measured by both, written once
     assert lm.open_model(str(tmp_path / "two" / "export")).config.d_model == 64
 
 

@@ -135,6 +135,26 @@ def test_a_row_never_moves_another(family):
         assert abs(packed - alone) < 1e-4 + 1e-6 * abs(alone)
 
 
+def test_masters_are_fp32_unless_bf16_is_asked_for():
+    train = TrainSettings(batch_size=16, tokens=64, learning_rate=1e-2, warmup=0.0)
+    assert train.master == "float32"
+    mesh = sharding.make_mesh(1, 1, 1, devices=jax.devices()[:1])
+    parts, losses = training.split_batch(ROWS, train, 1), {}
+    for dtype in ("float32", "bfloat16"):
+        optimizer = training.make_optimizer(dataclasses.replace(train, master=dtype), 12)
+        state = training.new_state({n: x.astype(dtype) for n, x in params().items()}, optimizer)
+        places = training.state_shardings(jax.eval_shape(lambda s=state: s), mesh)
+        state = jax.tree.map(jax.device_put, state, places)
+        step = training.Step(MODEL, optimizer, mesh, places)
+        losses[dtype] = []
+        for _ in range(12):
+            state, metrics = step(state, {}, parts)
+            losses[dtype].append(float(metrics["loss"]))
+        assert {str(x.dtype) for x in state["params"].values()} == {dtype}
+    assert losses["bfloat16"][0] == pytest.approx(losses["float32"][0], rel=0.02)
+    assert all(found[-1] < 0.7 * found[0] for found in losses.values())
+
+
 def test_the_mask_is_the_answer_and_its_end():
     batch = training.split_batch(ROWS, TrainSettings(batch_size=16, accumulation=4), 1)
     scored = sum(int((part.weight_Bn > 0).sum()) for part in batch)

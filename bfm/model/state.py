@@ -14,6 +14,7 @@ import dataclasses
 
 import jax
 import numpy as np
+from jax.experimental import multihost_utils
 
 
 @jax.tree_util.register_dataclass
@@ -36,6 +37,13 @@ class State:
 def size(state: State) -> int:
     """Return the bytes that a state occupies."""
     return sum(leaf.nbytes for leaf in jax.tree.leaves(state))
+
+
+def fetch(x: jax.Array) -> np.ndarray:
+    """Bring a whole array to the host; where other processes hold parts of it, all of them call."""
+    if x.is_fully_addressable:
+        return np.asarray(x)
+    return multihost_utils.process_allgather(x, tiled=True)
 
 
 def to_host(state: State) -> State:
