@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 import json
 import math
 import signal
@@ -29,6 +28,7 @@ from bfm.labeling import make_workdir, open_base
 from bfm.lm import LM, ModelFiles
 from bfm.material import Material, prepare
 from bfm.model.matmul import bf16_pays
+from bfm.model.state import fetch
 from bfm.progress import Meter
 from bfm.settings import Settings, SettingsError
 
@@ -178,15 +178,15 @@ class Learner:
 
         As a Hugging Face folder with adapters merged, and the adapters by themselves in bf16.
         """
-        decoder, params = jax.jit(lora.merge)(self.lm(state).decoder), state["params"]
+        decoder = jax.jit(lora.merge)(self.lm(state).decoder)
+        adapters = state["params"] if self.settings.train.lora_rank else {}
         if jax.process_count() > 1:  # each holds a part; the first writes
-            gather = functools.partial(multihost_utils.process_allgather, tiled=True)
-            decoder, params = jax.tree.map(gather, (decoder, params))
+            decoder, adapters = jax.tree.map(fetch, (decoder, adapters))
         if jax.process_index():
             return
-        if self.settings.train.lora_rank:
+        if adapters:
             base, scale = self.files.source.sha256(), self.model.scale
-            lora.write(workdir / ADAPTER, params, scale, base, "bfloat16")
+            lora.write(workdir / ADAPTER, adapters, scale, base, "bfloat16")
         tokenizer, dtype = self.files.scaffold.tokenizer, self.settings.model.dtype
         export.export(decoder, workdir / EXPORT, tokenizer, dtype)
 

@@ -305,16 +305,18 @@ def _whole(workdir: Path, meta: dict[str, Any]) -> bool:
             raise WorkdirError(
                 f"--workdir: {workdir} holds {found[0]} but no {META}; choose another"
             )
-        (workdir / PARTS).mkdir()
         write_json(workdir / META, meta)
     check_identity(workdir, "labels", _read_meta(workdir).get("identity", {}), meta["identity"])
     if not (workdir / LABELS).exists():
+        (workdir / PARTS).mkdir(exist_ok=True)
         return False
     with open(workdir / LABELS, "rb") as file:
         if sum(line.endswith(b"\n") for line in file) != meta["records"]:
             raise WorkdirError(
                 f"--workdir: {workdir / LABELS} has other lines than the data has records; remove it"
             )
+    if jax.process_index() == 0:  # a kill may have left them after all was joined
+        shutil.rmtree(workdir / PARTS, ignore_errors=True)
     return True
 
 

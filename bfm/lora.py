@@ -133,7 +133,10 @@ def read(path: Path, config) -> Adapter:
         held = path.read_bytes()
         with safetensors.safe_open(path, "numpy") as file:
             facts = file.metadata() or {}
-            params = {name: jnp.asarray(file.get_tensor(name), jnp.float32) for name in file.keys()}  # noqa: SIM118 (no dict)
+            params = {
+                name: jnp.asarray(file.get_tensor(name), jnp.float32)
+                for name in sorted(file.keys())
+            }
     except (OSError, safetensors.SafetensorError) as error:
         reason = getattr(error, "strerror", None) or error
         raise WeightsError(f"{path}: cannot be read as adapters ({reason})") from None

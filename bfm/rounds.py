@@ -15,10 +15,12 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import jax
+
 from bfm import finetune, labeling, tau
 from bfm.jsonl import whole, write_json
 from bfm.labeling import LABELS, META
-from bfm.settings import Settings
+from bfm.settings import Settings, SettingsError
 
 
 def run(settings: Settings, workdir: Path) -> dict[str, Any] | None:
@@ -27,6 +29,8 @@ def run(settings: Settings, workdir: Path) -> dict[str, Any] | None:
     Leaves `rounds/R/K/` with the reader of each fold and its labels, and the last round's labels, in
     input order, in the workdir itself. Returns None when SIGTERM stopped it: the same command goes on.
     """
+    if jax.process_count() > 1:
+        raise SettingsError("label.rounds: are for one process; label in one round")
     folds, label = settings.label.folds, settings.label
     earlier = ""
     for r in range(label.rounds):

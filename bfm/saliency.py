@@ -26,6 +26,7 @@ from bfm.likelihood import Spans, span_logprobs
 from bfm.model.decoder import Decoder, decode
 from bfm.model.split import ROWS
 from bfm.model.state import State, fetch
+from bfm.sharding import row_shards
 from bfm.store import StateStore, TurnStates, state_key
 
 # Compiled programs of this process, by function, shapes and configuration; they hold no weights.
@@ -144,7 +145,7 @@ class Scorer:
         if len(head) < 2:
             raise ValueError("head: needs two tokens before the message, the template gives fewer")
         self.model, self.head, self.mesh = model, tuple(head), mesh
-        self.shards = mesh.shape["data"] * mesh.shape["fsdp"] if mesh else 1
+        self.shards = row_shards(mesh) if mesh else 1
         self.batch_size, self.token_budget = batch_size, token_budget
         self.store, self.identity = store, f"{identity} {self.head}"
         self.timing = Timing()

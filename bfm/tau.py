@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 from matplotlib.figure import Figure
 
@@ -80,6 +81,8 @@ def choose(settings: Settings, workdir: Path) -> dict[str, Any]:
 
 def check(settings: Settings) -> None:
     """Raise SettingsError where the data hold nothing to choose on: before anything is scored."""
+    if jax.process_count() > 1:
+        raise SettingsError("tau: 'auto' is for one process; give a number")
     source, form = open_data(settings), settings.label.answer
     examples = (source[i] for i in range(len(source)))
     held_out([Labelled(e, (), (), None) for e in examples if has_answer(e, form)], settings)

@@ -17,11 +17,6 @@ def main(settings, workdir) -> None:
 
     from bfm import labeling, tau
 
-    alone = (
-        "tau=auto" if settings.tau == "auto" else "label.rounds" if settings.label.rounds else ""
-    )
-    if alone and jax.process_count() > 1:
-        raise _door.UsageError(f"{alone}: is for one process; give a number for tau, no rounds")
     if settings.tau == "auto":
         tau.check(settings)
     if settings.label.rounds:

@@ -6,10 +6,11 @@
         --config.labels=runs/labels/labels.jsonl
 
 Without --config.labels they are made first, in labels/ of the workdir. Writes checkpoints/,
-metrics.jsonl (a line an update), dev.jsonl (held-out measurements with 95 % intervals), curves.png and
-export/ (Hugging Face layout, adapters merged: give it as model.path, or to transformers). Started again
-after a kill it goes on from the newest checkpoint; SIGTERM saves first. On several hosts each process
-runs the same command.
+metrics.jsonl (a line an update), dev.jsonl (held-out measurements with 95 % intervals), curves.png,
+export/ (Hugging Face layout, adapters merged: give it as model.path, or to transformers) and
+adapter.safetensors (the adapters alone: give it as policy). Started again after a kill it goes on from
+the newest checkpoint; SIGTERM saves first. On several hosts each process runs the same command
+(launch/cluster.md).
 """
 
 import dataclasses
@@ -51,7 +52,7 @@ def label_first(settings, place):
     import jax
 
     from bfm import finetune, labeling, tau
-    from bfm.settings import MeshSettings, SettingsError
+    from bfm.settings import MeshSettings
 
     finetune.check(settings, labeling.open_base(settings))
     if settings.tau == "auto":
@@ -59,8 +60,6 @@ def label_first(settings, place):
     print(f"no labels are given: making them first, in {place}", file=sys.stderr)
     asked = settings
     if jax.process_count() > 1:  # each process labels its share on its own devices
-        if settings.tau == "auto":
-            raise SettingsError("tau: 'auto' is for one process; give a number, or labels")
         mesh = MeshSettings(fsdp=math.gcd(settings.mesh.fsdp, jax.local_device_count()))
         asked = dataclasses.replace(settings, mesh=mesh)
     labeling.run(asked, place)

@@ -29,6 +29,10 @@ def main() -> int:
         sweep, evaluate = held["SWEEP"], held.get("EVALUATE")
     except (OSError, KeyError) as error:
         raise _door.UsageError(f"--config: {args.config}: no list SWEEP ({error})") from None
+    if evaluate is None and not all(sweep):
+        raise _door.UsageError(
+            f"--config: {args.config}: {{}} in SWEEP trains nothing; add EVALUATE"
+        )
     trained, compared = [], []
     for overrides in sweep:
         name = ",".join(f"{key.rpartition('.')[2]}={value}" for key, value in overrides.items())
