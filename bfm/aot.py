@@ -173,8 +173,10 @@ def config_of(settings: Settings) -> ModelConfig:
     path = settings.model.path
     name = settings.model.arch if not path else PUBLISHED.get(path, "")
     if name and not Path(path or ".", "config.json").exists():
-        return config_hf.from_hf(arch.ARCHITECTURES[name])
-    return weights.open_source(lm.find(path)).config
+        config = config_hf.from_hf(arch.ARCHITECTURES[name])
+    else:
+        config = weights.open_source(lm.find(path)).config
+    return dataclasses.replace(config, attention=settings.model.attention)
 
 
 # --- measuring ---------------------------------------------------------------------------------
@@ -235,9 +237,20 @@ def products(jaxpr: Any) -> float:
             total += (
                 2 * math.prod(equation.outvars[0].aval.shape) * math.prod(shape[i] for i in inner)
             )
-        times = equation.params.get("length", 1) if equation.primitive.name == "scan" else 1
-        total += times * sum(products(inner) for inner in _inside(equation))
+        total += _runs(equation) * sum(products(inner) for inner in _inside(equation))
     return total
+
+
+def _runs(equation: Any) -> int:
+    """Return how often what stands inside an equation runs, over all chips."""
+    match equation.primitive.name:
+        case "scan":
+            return equation.params["length"]
+        case "shard_map":
+            return equation.params["mesh"].size
+        case "pallas_call":
+            return math.prod(equation.params["grid_mapping"].grid)
+    return 1
 
 
 def _inside(equation: Any) -> Iterator[Any]:

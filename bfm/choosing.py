@@ -14,12 +14,11 @@ from bfm import selectors
 from bfm.baselines import MAKERS, Note
 from bfm.dialogue import Example, Question, Turn, turns_of
 from bfm.heads import controller_prompt, prefilter
-from bfm.labeling import unanswered
 from bfm.labels import label, render
 from bfm.lm import LM
 from bfm.policy import Decision, asked, decide, read_options
 from bfm.prompts import has_answer, turn_messages
-from bfm.saliency import Job, Scorer, focus
+from bfm.saliency import Job, Scorer, focus, unanswered
 from bfm.settings import Settings, SettingsError
 from bfm.systems import Systems, as_turns
 

@@ -9,27 +9,23 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import jax
+
 from bfm import pooling, report, summary
 from bfm.answering import longest
 from bfm.baselines import backend
-from bfm.choosing import CONTROLS, parse_methods
+from bfm.choosing import CONTROLS, SYSTEMS, parse_methods
 from bfm.dialogue import Example, RecordError, evidence_turns, group_of, turns_of
-from bfm.harness import GROUP, RESULTS, SALIENCY, SYSTEM_COSTS, Harness
+from bfm.harness import GROUP, RESULTS, SALIENCY, SYSTEM_COSTS, Harness, group
 from bfm.heads import controller_prompt, reader_room
-from bfm.jsonl import read_lines, whole, write_json
-from bfm.labeling import (
-    WorkdirError,
-    check_identity,
-    make_workdir,
-    open_base,
-    open_data,
-    open_tuned,
-)  # fmt: skip
+from bfm.jsonl import read_lines, write_json
 from bfm.labels import render
 from bfm.lm import ModelFiles, code_hash
+from bfm.opening import open_base, open_data, open_tuned
 from bfm.prompts import PromptError
 from bfm.settings import Settings, SettingsError, numbers
 from bfm.tokenizer import TokenizerError
+from bfm.workdir import Spool, claim
 
 IDENTITY, SUMMARY = "eval.meta.json", "summary.json"
 SHOWN = 50  # examples in the browsable part of the report
@@ -38,6 +34,8 @@ SHOWN = 50  # examples in the browsable part of the report
 def run(settings: Settings, workdir: Path, command: str = "") -> dict[str, Any]:
     """Evaluate `methods` on a data set into `workdir`; return what stands in summary.json.
 
+    Of several processes each evaluates its share of the examples on its own devices; the first writes
+    and returns the summary, the others an empty one.
     command: what a person typed, for the report. Raises SettingsError, DataError, ModelError or
     WorkdirError before any work.
     """
@@ -45,6 +43,8 @@ def run(settings: Settings, workdir: Path, command: str = "") -> dict[str, Any]:
     check = lambda part, files: _open_tuned(part, parse_methods(part.methods), files)  # noqa: E731
     work = pooling.join(_evaluate, check, settings)
     source, identity, ks = work(settings, workdir)
+    if jax.process_index():
+        return {}
     results = read_lines(workdir / RESULTS)
     saliency = read_lines(workdir / SALIENCY)
     evidence = [evidence_turns(source[i], settings.unit) for i in range(len(source))]
@@ -86,6 +86,8 @@ def _evaluate(settings: Settings, workdir: Path) -> tuple[Any, dict[str, Any], d
     if settings.eval.chat_url:
         backend.address(settings.eval.chat_url)
     check = lambda example: _check(example, files, methods, settings)  # noqa: E731
+    if jax.process_count() > 1 and (named := [m for m in methods if m in SYSTEMS]):
+        raise SettingsError(f"methods: {named[0]} writes its stores in one process; run it apart")
     source = open_data(settings, check)
     others = other_users([group_of(source[i]) for i in range(len(source))])
     if "other" in methods and others is None:
@@ -106,14 +108,26 @@ def _evaluate(settings: Settings, workdir: Path) -> tuple[Any, dict[str, Any], d
     # What only reads results, and paths, for which the models' hashes or names stand.
     for name in ("contrasts", "reader", "readers", "chat_url", "folds", "seeds"):
         del identity["settings"][name]
-    done = _resume(workdir, identity, source, methods)
+    claim(workdir, IDENTITY, "results", {"identity": identity}, (RESULTS, SALIENCY))
+    spool = _spool(workdir, source, methods)
     work = Harness(settings, files, tuned, methods, workdir)
     ks = work.tune(dev, workdir) if dev else {}
-    if done < len(source):
+    if spool.todo():
         if dev and "rmm" in methods:
             work.teach(dev, workdir)
-        work.run(source, others, ks, workdir, done)
+        work.run(source, others, ks, spool, workdir)
+    spool.finish()
     return source, identity, ks
+
+
+def _spool(workdir: Path, source, methods: Sequence[str]) -> Spool:
+    """Return the run's files of lines. The controls answer from options alone."""
+    controls = sum(method in CONTROLS for method in methods)
+    groups = [group(k, len(source)) for k in range(-(-len(source) // GROUP))]
+    lines = [len(methods) - (0 if source[i].question.options else controls)
+             for i in range(len(source))]  # fmt: skip
+    results = [sum(lines[i] for i in own) for own in groups]
+    return Spool(workdir, {RESULTS: results, SALIENCY: [len(own) for own in groups]})
 
 
 def other_users(groups: Sequence[str]) -> list[int] | None:
@@ -213,32 +227,6 @@ def parse_contrasts(text: str, methods: Sequence[str]) -> list[tuple[str, str]]:
             )
         pairs.append((a, b))
     return pairs
-
-
-def _resume(workdir: Path, identity: dict, source, methods: Sequence[str]) -> int:
-    """Prepare the workdir; return how many examples are done, in whole groups."""
-    make_workdir(workdir)
-    meta = workdir / IDENTITY
-    if not meta.exists():
-        if (workdir / RESULTS).exists():
-            raise WorkdirError(
-                f"--workdir: {workdir} holds {RESULTS} but no {IDENTITY}; choose another"
-            )
-        write_json(meta, identity)
-        return 0
-    check_identity(workdir, "results", json.loads(meta.read_text("utf-8")), identity)
-    results, saliency = read_lines(workdir / RESULTS), read_lines(workdir / SALIENCY)
-    controls = sum(method in CONTROLS for method in methods)
-    ends = [0]  # lines up to each example; the controls answer from options alone
-    while len(ends) <= min(len(source), len(saliency)):
-        options = source[len(ends) - 1].question.options
-        ends.append(ends[-1] + len(methods) - (0 if options else controls))
-    done = max(i for i, end in enumerate(ends) if end <= len(results))
-    done = done if done == len(source) else done // GROUP * GROUP
-    for name, lines in ((RESULTS, results[: ends[done]]), (SALIENCY, saliency[:done])):
-        with whole(workdir / name) as file:
-            file.writelines(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
-    return done
 
 
 def example_page(example: Example, scores, lines, settings: Settings) -> dict[str, Any]:

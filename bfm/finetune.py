@@ -24,13 +24,14 @@ from jax.experimental import multihost_utils
 from bfm import checkpoint, export, lora, sharding, training, weights
 from bfm.dev import measure
 from bfm.jsonl import read_lines, whole
-from bfm.labeling import make_workdir, open_base
 from bfm.lm import LM, ModelFiles
 from bfm.material import Material, prepare
 from bfm.model.matmul import bf16_pays
 from bfm.model.state import fetch
+from bfm.opening import open_base
 from bfm.progress import Meter
 from bfm.settings import Settings, SettingsError
+from bfm.workdir import make_workdir
 
 METRICS, DEV, EXPORT, CHECKPOINTS = "metrics.jsonl", "dev.jsonl", "export", "checkpoints"
 ADAPTER = "adapter.safetensors"

@@ -9,17 +9,18 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from bfm.batching import bucket, pad, plan
-from bfm.likelihood import token_logprobs
+from bfm.batching import Batch, bucket, pad, plan
+from bfm.likelihood import logits, token_logprobs
 from bfm.model.decoder import Decoder, decode
-from bfm.model.matmul import dot
+from bfm.model.split import mesh_of
 from bfm.model.state import State, fetch
+from bfm.sharding import place_rows, row_shards
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,7 +46,7 @@ def write(
     batch plan depends on the prompts' lengths only.
     """
     done: list[Written | None] = [None] * len(prompts)
-    for batch in plan([len(p) for p in prompts], batch_size, token_budget):
+    for batch in _plan(model, prompts, batch_size, token_budget):
         rows = [prompts[i] for i in batch.rows]
         rules = [allowed[i] for i in batch.rows]
         for i, written in zip(
@@ -55,10 +56,18 @@ def write(
     return done
 
 
+def _plan(model: Decoder, prompts, batch_size: int, token_budget: int) -> Iterator[Batch]:
+    """Plan batches of prompts; where the model lies split, heights that its rows' axes divide."""
+    shards = row_shards(mesh_of(model))
+    for batch in plan([len(p) for p in prompts], batch_size, token_budget):
+        yield batch._replace(height=-(-batch.height // shards) * shards)
+
+
 def _write(model, prompts, rules, batch, slots) -> list[Written]:
     # The prompt's last token is fed as the first step, so that every step gives one next token.
+    place = functools.partial(place_rows, mesh=mesh_of(model))
     tokens, lengths = pad([p[:-1] for p in prompts], batch.height, batch.width)
-    prompt, made = _prefill(model, tokens, lengths, slots=slots)
+    prompt, made = _prefill(model, place(tokens), place(lengths), slots=slots)
     token = np.zeros(batch.height, np.int32)
     token[: len(prompts)] = [p[-1] for p in prompts]
     ids: list[list[int]] = [[] for _ in prompts]
@@ -73,7 +82,8 @@ def _write(model, prompts, rules, batch, slots) -> list[Written]:
         for i, candidates in enumerate(wanted):
             active[i] = bool(candidates)
             target[i, 0, : len(candidates)] = candidates
-        logp, made = _step(model, prompt, made, token, lengths + t, active, np.int32(t), target)
+        rows = map(place, (token, lengths + t, active))
+        logp, made = _step(model, prompt, made, *rows, np.int32(t), place(target))
         logp_BC = fetch(logp)
         for i, candidates in enumerate(wanted):
             if candidates:
@@ -161,17 +171,18 @@ def reply(
     seeds = list(seeds) or [0] * len(prompts)
     stop_S = np.array(sorted(stop), np.int32)
     vocab = vocab or model.config.vocab
+    place = functools.partial(place_rows, mesh=mesh_of(model))
     done: list[Reply | None] = [None] * len(prompts)
-    for batch in plan([len(p) for p in prompts], batch_size, token_budget):
+    for batch in _plan(model, prompts, batch_size, token_budget):
         rows = [prompts[i] for i in batch.rows]
         tokens, lengths = pad([p[:-1] for p in rows], batch.height, batch.width)
-        prompt, made = _prefill(model, tokens, lengths, slots=bucket(max_tokens))
+        prompt, made = _prefill(model, place(tokens), place(lengths), slots=bucket(max_tokens))
         token, seed = (np.zeros(batch.height, np.int32) for _ in range(2))
         token[: len(rows)] = [p[-1] for p in rows]
         seed[: len(rows)] = [seeds[i] & 0x7FFFFFFF for i in batch.rows]
         live = np.arange(batch.height) < len(rows)
-        ids_BS, count_B, ended_B = map(np.asarray, _continue(
-            model, prompt, made, token, lengths, live, seed, stop_S,
+        ids_BS, count_B, ended_B = map(fetch, _continue(
+            model, prompt, made, *map(place, (token, lengths, live, seed)), stop_S,
             np.int32(max_tokens), np.float32(temperature), greedy=temperature == 0.0, vocab=vocab,
         ))  # fmt: skip
         for row, i in enumerate(batch.rows):
@@ -205,7 +216,7 @@ def _continue(
     def one(carry):
         t, made, token_B, live_B, ids_BS, count_B, ended_B = carry
         x_B1D, made = _feed(model, prompt, made, token_B, length_B + t, live_B.astype(jnp.int32), t)
-        logits_BV = dot(x_B1D[:, 0], model.unembed_VD.T)[:, :vocab]
+        logits_BV = logits(x_B1D[:, 0], model.unembed_VD)[:, :vocab]
         if not greedy:
             noise_BV = jax.vmap(
                 lambda key: jax.random.gumbel(jax.random.fold_in(key, t), logits_BV.shape[1:])

@@ -8,18 +8,22 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
+import jax
+
 from bfm import summary
 from bfm.baselines import backend
 from bfm.baselines.reranker import Reranker
 from bfm.choosing import SYSTEMS, TUNED, Models
 from bfm.dialogue import turns_of
 from bfm.evaluation import evaluate
-from bfm.jsonl import write_json
+from bfm.jsonl import json_lines, write_json
 from bfm.lm import ModelFiles
 from bfm.progress import Meter
 from bfm.saliency import Scorer
 from bfm.settings import numbers
+from bfm.sharding import local_mesh
 from bfm.systems import Systems
+from bfm.workdir import Spool, wait
 
 RESULTS, SALIENCY, TUNED_K, SYSTEM_COSTS = (
     "results.jsonl", "saliency.jsonl", "tuned.json", "systems.json",
@@ -43,12 +47,13 @@ class Harness:
 
     def _load(self) -> Models:
         settings, dtype = self.settings, self.settings.model.dtype
+        mesh = local_mesh(settings.mesh.data, settings.mesh.fsdp, settings.mesh.tensor)
         loaded: dict[str, tuple] = {}
 
         def load(files: ModelFiles) -> tuple:
             key = files.sha256()
             if key not in loaded:
-                lm = files.load(dtype)
+                lm = files.load(dtype, mesh)
                 scorer = Scorer(lm.decoder, lm.scaffold.head, batch_size=settings.batch_size)
                 loaded[key] = lm, scorer
             return loaded[key]
@@ -93,6 +98,8 @@ class Harness:
     def tune(self, dev, workdir: Path) -> dict[str, int]:
         """Return each selector's k: best on dev by accuracy, then by log p, then the smaller one."""
         place, settings = workdir / TUNED_K, self.settings
+        if jax.process_index():
+            wait(place)
         if place.exists():
             return json.loads(place.read_text("utf-8"))["k"]
         methods = [method for method in self.methods if method in TUNED]
@@ -123,34 +130,33 @@ class Harness:
         write_json(place, {"k": ks, "split": settings.eval.tune_split, "curve": curve})
         return ks
 
-    def run(self, source, others, ks, workdir: Path, done: int) -> None:
-        """Evaluate the examples from `done` on, a group at a time."""
-        settings = self.settings
-        with (
-            open(workdir / RESULTS, "a", encoding="utf-8", newline="\n") as results,
-            open(workdir / SALIENCY, "a", encoding="utf-8", newline="\n") as saliency,
-            Meter("evaluating", len(source), "examples") as meter,
-        ):
-            meter.skip(done)
-            for start in range(done, len(source), GROUP):
-                places = range(start, min(start + GROUP, len(source)))
-                examples = [source[i] for i in places]
+    def run(self, source, others, ks, spool: Spool, workdir: Path) -> None:
+        """Evaluate this process's groups of examples that are not done."""
+        settings, todo = self.settings, spool.todo()
+        places = {k: group(k, len(source)) for k in spool.mine()}
+        with Meter("evaluating", sum(map(len, places.values())), "examples") as meter:
+            meter.skip(sum(len(own) for k, own in places.items() if k not in todo))
+            for k in todo:
+                examples = [source[i] for i in places[k]]
                 histories = [
                     turns_of(source[others[i]].question.messages, settings.unit)
-                    if "other" in self.methods else () for i in places
+                    if "other" in self.methods else () for i in places[k]
                 ]  # fmt: skip
                 found = evaluate(examples, histories, self.methods, self.models, settings, ks)
-                for example, scores in zip(examples, found.scores, strict=True):
-                    line = {"id": example.question.id}
-                    line |= {name: _rounded(values) for name, values in scores.items()}
-                    saliency.write(json.dumps(line, ensure_ascii=False) + "\n")
-                saliency.flush()
-                text = (json.dumps(line, ensure_ascii=False) for own in found.lines for line in own)
-                results.write("".join(line + "\n" for line in text))
-                results.flush()
+                scores = [
+                    {"id": example.question.id} | {m: _rounded(own) for m, own in scored.items()}
+                    for example, scored in zip(examples, found.scores, strict=True)
+                ]
+                lines = [line for own in found.lines for line in own]
+                spool.put(k, {RESULTS: json_lines(lines), SALIENCY: json_lines(scores)})
                 if self.models.systems:
                     write_json(workdir / SYSTEM_COSTS, self.models.systems.costs())
                 meter.add(len(examples))
+
+
+def group(k: int, examples: int) -> range:
+    """Return the examples of a group."""
+    return range(k * GROUP, min((k + 1) * GROUP, examples))
 
 
 def _rounded(values: Sequence[float | None] | None) -> list[float | None] | None:

@@ -126,7 +126,8 @@ class Program:
         )  # fmt: skip
 
     def _moved(self, op: Op, where: str) -> int:
-        if op.kind in _FREE or op.kind.endswith(("-start", "-done", "-update")):
+        kernel = op.kind == "custom-call" and "tpu_custom_call" in op.text
+        if not kernel and (op.kind in _FREE or op.kind.endswith(("-start", "-done", "-update"))):
             return 0
         held = {o.name: o for o in self.computations[where]}
         operands = [held[o].size if o in held and o in op.operands else 0 for o in op.operands]

@@ -150,6 +150,11 @@ def write_json(path: Path, value: Any, indent: int | None = 2) -> None:
         json.dump(value, file, ensure_ascii=False, indent=indent)
 
 
+def json_lines(values: Iterable[Any]) -> str:
+    """Return JSON values as text, one a line."""
+    return "".join(json.dumps(value, ensure_ascii=False) + "\n" for value in values)
+
+
 def read_lines(path: Path) -> list[Any]:
     """Return the values of a file of one JSON value a line; a torn last line is left out.
 

@@ -81,6 +81,15 @@ def token_logprobs(
     return picked_BnC - (top_Bn + jnp.log(sum_Bn))[..., None]
 
 
+def logits(x_BD: jax.Array, unembed_VD: jax.Array | Table) -> jax.Array:
+    """Return x W^T of a row's last token, fp32 [B, V]; of a split head each device makes its part."""
+    if not isinstance(unembed_VD, Table):
+        return dot(x_BD, unembed_VD.T)
+    x_BD = unembed_VD.everywhere(x_BD)
+    parts_SBv = jax.vmap(lambda w_vD: dot(x_BD, w_vD.T))(unembed_VD.blocks())
+    return unembed_VD.home(jnp.moveaxis(parts_SBv, 0, 1).reshape(x_BD.shape[0], -1))
+
+
 def _logprobs_by_part(x_BnD: jax.Array, table: Table, target_BnC: jax.Array) -> jax.Array:
     w_SVD = table.blocks()
     parts, size, _ = w_SVD.shape

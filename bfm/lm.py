@@ -52,6 +52,11 @@ class ModelFiles:
     def config(self) -> ModelConfig:
         return self.source.config
 
+    def with_attention(self, kernel: str) -> ModelFiles:
+        """Return the same model, whose attention is computed by a kernel of `bfm.model.kernels`."""
+        config = dataclasses.replace(self.config, attention=kernel)
+        return dataclasses.replace(self, source=self.source._replace(config=config))
+
     def sha256(self) -> str:
         """Return the hash of the weights, and of the adapter where there is one."""
         own = self.source.sha256()

@@ -15,8 +15,8 @@ import numpy as np
 from bfm import selectors
 from bfm.dialogue import Example, evidence_turns, generator, group_of, turns_of
 from bfm.jsonl import DataError
-from bfm.labeling import Part, open_data
 from bfm.lm import ModelFiles
+from bfm.opening import Part, open_data
 from bfm.progress import Meter
 from bfm.prompts import PromptError, has_answer
 from bfm.rows import Labelled, Row, make_rows, silver

@@ -28,14 +28,14 @@ from bfm import generate, lora
 from bfm.batching import bucket
 from bfm.dialogue import Question, RecordError, Turn
 from bfm.heads import ReaderPrompt, controller_prompt, reader_prompt, reader_room
-from bfm.labeling import SHIPPED, adapter_at, open_base, open_tuned, unanswered
 from bfm.lm import LM, ModelError, adapted, open_model
 from bfm.memory_input import about, asking, by_time, exchanges, numbered, same_words, text_of, user
 from bfm.memory_store import Entry, TurnFile
+from bfm.opening import SHIPPED, adapter_at, open_base, open_tuned
 from bfm.policy import asked, decide, read_options
 from bfm.prompts import PromptError, turn_messages
 from bfm.recall import Answer, Cost, Deleted, Hit, Hits, Selection
-from bfm.saliency import Job, Scorer
+from bfm.saliency import Job, Scorer, unanswered
 from bfm.saliency import focus as above
 from bfm.settings import Settings
 from bfm.shortlist import shortlist
@@ -256,8 +256,7 @@ class BayesFactorMemory:
         if policy is None:
             return None
         if isinstance(policy, LM):
-            ours, its = base.scaffold, policy.scaffold
-            if (ours.head, ours.tail, ours.end) != (its.head, its.tail, its.end):
+            if not base.scaffold.same_frame(policy.scaffold):
                 raise ModelError("policy: another chat template than the base model's")
             return policy
         path = os.fspath(policy)

@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import json
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+import jax
+
 from bfm.harness import RESULTS, SALIENCY
-from bfm.jsonl import read_lines, whole
-from bfm.labeling import make_workdir, open_base, open_data
+from bfm.jsonl import json_lines, read_lines, whole
+from bfm.opening import open_base, open_data
 from bfm.settings import Settings, SettingsError
+from bfm.workdir import make_workdir
 
 _PATHS = ("reader", "readers")  # of models, in eval, beside policy
 # What evaluates settings into a workdir: data, the run's identity, each selector's k.
@@ -98,5 +100,6 @@ def _put(settings: Settings, name: str, value: int, field: str) -> Settings:
 
 
 def _write(path: Path, lines: Iterable[dict[str, Any]]) -> None:
-    with whole(path) as file:
-        file.writelines(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
+    if jax.process_index() == 0:
+        with whole(path) as file:
+            file.write(json_lines(lines))

@@ -56,6 +56,10 @@ class Scaffold:
         frame = tokenizer.scaffold()
         return cls(tokenizer, frame.head, frame.tail, frame.end)
 
+    def same_frame(self, other: Scaffold) -> bool:
+        """Say whether two models are asked through the same template, in the same ids."""
+        return (self.head, self.tail, self.end) == (other.head, other.tail, other.end)
+
     @property
     def ends(self) -> frozenset[int]:
         """The ids that end a reply: of the turn, and of a text where the folder names one."""

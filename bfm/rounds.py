@@ -20,7 +20,9 @@ import jax
 from bfm import finetune, labeling, tau
 from bfm.jsonl import whole, write_json
 from bfm.labeling import LABELS, META
+from bfm.opening import open_data
 from bfm.settings import Settings, SettingsError
+from bfm.workdir import check_identity
 
 
 def run(settings: Settings, workdir: Path) -> dict[str, Any] | None:
@@ -63,7 +65,7 @@ def run(settings: Settings, workdir: Path) -> dict[str, Any] | None:
 def merge(settings: Settings, parts: list[Path], place: Path) -> None:
     """Join the labels of all folds in input order, with one meta file over all of them."""
     metas = [json.loads((part / META).read_text("utf-8")) for part in parts]
-    source = labeling.open_data(settings)
+    source = open_data(settings)
     identity = {
         **metas[0]["identity"], "data": source.sha256,
         "judge": [meta["identity"]["judge"] for meta in metas],
@@ -71,7 +73,7 @@ def merge(settings: Settings, parts: list[Path], place: Path) -> None:
     identity["config"] = {**identity["config"], "fold": ""}
     if (place / META).exists():
         before = json.loads((place / META).read_text("utf-8"))["identity"]
-        labeling.check_identity(place, "labels", before, identity)
+        check_identity(place, "labels", before, identity)
         return
     lines: dict[str, str] = {}
     for part in parts:

@@ -19,14 +19,13 @@ from collections.abc import Callable, Hashable, Iterator, Sequence
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from bfm.batching import Batch, bucket, pad, plan
 from bfm.likelihood import Spans, span_logprobs
 from bfm.model.decoder import Decoder, decode
-from bfm.model.split import ROWS
+from bfm.model.split import mesh_of
 from bfm.model.state import State, fetch
-from bfm.sharding import row_shards
+from bfm.sharding import place_rows, row_shards
 from bfm.store import StateStore, TurnStates, state_key
 
 # Compiled programs of this process, by function, shapes and configuration; they hold no weights.
@@ -84,6 +83,12 @@ class Job:
         return sum(len(p) for p in distinct) + suffix * (len(distinct) + 1)
 
 
+def unanswered(job: Job) -> Job:
+    """Return the job without its answers: what the base model scores beside a judge."""
+    first = job.suffixes[0]
+    return Job(job.prefixes, (Suffix(first.ids[: first.q[1]], first.q),))
+
+
 @dataclasses.dataclass(frozen=True)
 class Scored:
     """Log-probabilities of one sequence, nats: per token of q and a (fp32), log posterior of choices.
@@ -129,14 +134,12 @@ class Scorer:
         token_budget: int = TOKEN_BUDGET,
         store: StateStore | TurnStates | None = None,
         identity: str = "",
-        mesh: Mesh | None = None,
     ):
         """Prepare to score with a model inside a scaffold whose first tokens are `head`.
 
         store: keeps turn states between calls, so that a second question on a history costs only its
         suffix. identity: names weights, dtype, template, tokenizer and code; needed with a store,
-        because it is part of every key. mesh: over which the model lies split; rows are split over its
-        data and fsdp axes.
+        because it is part of every key. Where the model lies split over a mesh, so do the rows.
         """
         if store is not None and not identity:
             raise ValueError(
@@ -144,8 +147,9 @@ class Scorer:
             )
         if len(head) < 2:
             raise ValueError("head: needs two tokens before the message, the template gives fewer")
-        self.model, self.head, self.mesh = model, tuple(head), mesh
-        self.shards = row_shards(mesh) if mesh else 1
+        self.model, self.head = model, tuple(head)
+        self.mesh = mesh_of(model)
+        self.shards = row_shards(self.mesh)
         self.batch_size, self.token_budget = batch_size, token_budget
         self.store, self.identity = store, f"{identity} {self.head}"
         self.timing = Timing()
@@ -293,7 +297,7 @@ class Scorer:
 
     def _call(self, function: Callable, past: tuple[State, ...], *arrays):
         """Run a function at its shape, compiling at first sight and timing that apart."""
-        args = (self.model, past, *map(self._placed, arrays))
+        args = (self.model, past, *(place_rows(x, self.mesh) for x in arrays))
         leaves, structure = jax.tree.flatten(args)
         shapes = ((np.shape(x), x.dtype, getattr(x, "sharding", None)) for x in leaves)
         key = (function, structure, *shapes)
@@ -305,13 +309,6 @@ class Scorer:
             self.timing.compile_s += time.perf_counter() - started
         self._last = _PROGRAMS[key](*args)
         return self._last
-
-    def _placed(self, x):
-        """Put the rows of a host array where the model's devices expect them."""
-        if self.mesh is None or self.mesh.size == 1 or not np.ndim(x):
-            return x
-        rows = ROWS if len(x) % self.shards == 0 else PartitionSpec()  # the head is one row
-        return jax.device_put(x, NamedSharding(self.mesh, rows))
 
 
 def _prefill(model, past, tokens_BT, length_B, base) -> State:

@@ -33,6 +33,12 @@ class ModelSettings:
         "dtype that the weights are rounded to, and of products where bf16 is faster (not most CPUs)",
         among=("float32", "bfloat16"),
     )
+    attention: str = field(
+        "auto",
+        "kernel for the attention of a block over itself, where it fits: splash (TPU), cudnn (GPU), "
+        "none but XLA, or the platform's own",
+        among=("auto", "xla", "splash", "cudnn"),
+    )
 
 
 @dataclasses.dataclass(frozen=True)

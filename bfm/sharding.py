@@ -131,6 +131,15 @@ def place_batch(batch, mesh: Mesh):
     )
 
 
-def row_shards(mesh: Mesh) -> int:
+def place_rows(x: np.ndarray, mesh: Mesh | None):
+    """Put a host array [rows, ..] on a mesh; one that does not divide (a single row) is everywhere."""
+    if mesh is None or not np.ndim(x):
+        return x
+    return jax.device_put(
+        x, NamedSharding(mesh, PartitionSpec() if len(x) % row_shards(mesh) else ROWS)
+    )
+
+
+def row_shards(mesh: Mesh | None) -> int:
     """Return how many parts the rows of a batch are split into."""
-    return mesh.shape["data"] * mesh.shape["fsdp"]
+    return mesh.shape["data"] * mesh.shape["fsdp"] if mesh else 1

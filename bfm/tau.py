@@ -22,9 +22,10 @@ from bfm.curves import save
 from bfm.dialogue import evidence_turns
 from bfm.heads import prefilter
 from bfm.jsonl import whole, write_json
-from bfm.labeling import LABELS, open_base, open_data, open_tuned
+from bfm.labeling import LABELS
 from bfm.lm import LM
 from bfm.material import hold_out, read_material
+from bfm.opening import open_base, open_data, open_tuned
 from bfm.policy import credit, read_turns
 from bfm.prompts import has_answer
 from bfm.rows import Labelled, silver

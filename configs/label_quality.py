@@ -18,9 +18,10 @@ SWEEP = [
     {"train.evidence": "evidence"},  # the labelled turns: what a benchmark would allow
 ]
 EVALUATE = {
-    "split": "small_test",
+    "split": "small_dev",
     "limit": 0,
-    "methods": "none,random,embedding,sal_q,ebf,evidence,sal_a",
+    "methods": "none,embedding,sal_q,ebf,evidence,sal_a",
+    "eval.contrasts": "evidence-none,sal_a-evidence,ebf-sal_q,ebf-embedding",
 }
 
 
@@ -33,7 +34,6 @@ def get_config():
     config.train.epochs = 1
     config.train.dev = 0.0  # what is held out is another split, evaluated below
     config.train.batch_size = 8
-    config.train.accumulation = 2
     config.train.tokens = 1024
     config.train.remat = False
     config.train.learning_rate = 1e-3

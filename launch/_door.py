@@ -88,13 +88,13 @@ def _input_errors() -> tuple[type[Exception], ...]:
     from bfm.dialogue import RecordError
     from bfm.embed import EmbedError
     from bfm.jsonl import DataError
-    from bfm.labeling import WorkdirError
     from bfm.lm import ModelError
     from bfm.model.config import ConfigError
     from bfm.settings import SettingsError
     from bfm.sharding import ShardingError
     from bfm.tokenizer import TokenizerError
     from bfm.weights import WeightsError
+    from bfm.workdir import WorkdirError
 
     return (
         *(UsageError, DataError, RecordError, WorkdirError, ModelError, ConfigError),

@@ -20,7 +20,7 @@ SEED = 0
 def main(settings, workdir) -> None:
     import jax
 
-    from bfm import labeling
+    from bfm import opening
     from bfm.jsonl import write_json
     from bfm.progress import Meter
     from bfm.saliency import Job, Scorer, programs
@@ -28,7 +28,7 @@ def main(settings, workdir) -> None:
     from bfm.store import StateStore
 
     jax.config.update("jax_enable_compilation_cache", False)  # compiling is a figure
-    files = labeling.open_base(settings)
+    files = opening.open_base(settings)
     lm = files.load(settings.model.dtype)
     workdir.mkdir(parents=True, exist_ok=True)
     draw = Draw(lm.scaffold, SEED)
@@ -103,7 +103,7 @@ class Draw:
 
     def __init__(self, scaffold, seed: int):
         from bfm.jsonl import JsonlSource
-        from bfm.labeling import DIALOGUES
+        from bfm.opening import DIALOGUES
         from bfm.prompts import MEMORY
 
         self.scaffold, self.rng = scaffold, np.random.default_rng(seed)

@@ -14,11 +14,11 @@ from bench import Draw, figure, load_peer, say, seconds, table
 def main(settings, workdir) -> None:
     import jax
 
-    from bfm import finetune, labeling, sharding, training
+    from bfm import finetune, opening, sharding, training
     from bfm.jsonl import write_json
 
     train = settings.train
-    files = labeling.open_base(settings)
+    files = opening.open_base(settings)
     mesh = sharding.make_mesh(settings.mesh.data, settings.mesh.fsdp, settings.mesh.tensor)
     rows = draw_rows(files.scaffold, train.batch_size, train.tokens)
     tokens = sum(len(row.ids) for row in rows)

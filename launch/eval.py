@@ -5,7 +5,8 @@
         --config.data=shifting_prefs --config.split=small_test --config.policy=runs/sft/export
 
 Writes results.jsonl (a line an example and method), summary.json, report.md and report.html (one file,
-opens anywhere). Started again after a kill it goes on where it stopped.
+opens anywhere). Started again after a kill it goes on where it stopped. Several processes
+(launch/cluster.md) share the examples and write one report.
 """
 
 import shlex
@@ -15,11 +16,14 @@ import _door
 
 
 def main(settings, workdir) -> None:
+    _door.join_processes()
     from rich.console import Console
 
     from bfm import comparing, show
 
     found = comparing.run(settings, workdir, shlex.join(["python", *sys.argv]))
+    if not found:
+        return  # the first process tells
     Console().print(show.compared(found["rows"]))
     for note in found["notes"]:
         print(note)

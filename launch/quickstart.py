@@ -33,19 +33,19 @@ def main() -> None:
 
     from rich.console import Console
 
-    from bfm import comparing, finetune, labeling, show
+    from bfm import comparing, finetune, labeling, opening, show
     from bfm.dialogue import Label
     from bfm.jsonl import JsonlSource, read_lines
     from bfm.settings import Settings, SettingsError
     from bfm.wheel import cache_dir
 
-    source = JsonlSource.open(labeling.DIALOGUES)
+    source = JsonlSource.open(opening.DIALOGUES)
     examples = list(source)
     if not any(only in example.question.id for example in examples):
         ids = ", ".join(example.question.id for example in examples)
         raise SettingsError(f"--only: no dialogue's id contains {only!r}; ids: {ids}")
     settings = Settings()
-    files = labeling.open_base(settings)
+    files = opening.open_base(settings)
     key = json.dumps(labeling.identity(files, settings, source.sha256))
     workdir = cache_dir() / "quickstart" / hashlib.sha256(key.encode()).hexdigest()[:16]
     if workdir.parent.exists():  # each holds a model of half a gigabyte: the newest alone is kept

@@ -51,10 +51,10 @@ def label_first(settings, place):
     """Make the labels that no setting names, as launch/label.py would; return settings with them."""
     import jax
 
-    from bfm import finetune, labeling, tau
+    from bfm import finetune, labeling, opening, tau
     from bfm.settings import MeshSettings
 
-    finetune.check(settings, labeling.open_base(settings))
+    finetune.check(settings, opening.open_base(settings))
     if settings.tau == "auto":
         tau.check(settings)
     print(f"no labels are given: making them first, in {place}", file=sys.stderr)

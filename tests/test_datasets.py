@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from bfm import labeling
+from bfm import labeling, opening
 from bfm.datasets import NAMES, Reading, build, load, prepare
 from bfm.datasets.stats import stats
 from bfm.dialogue import RecordError
@@ -155,7 +155,7 @@ def test_labels_over_a_split(raw, tiny_folder, tmp_path):
     settings = {"model": {"path": str(tiny_folder)}, "data": "membench_high", "split": "dev",
                 "data_dir": str(raw), "prepared_dir": str(tmp_path / "p")}  # fmt: skip
     dev = load("membench_high", "dev", prepared_dir=tmp_path / "p", data_dir=raw)
-    assert list(labeling.open_data(Settings.of(settings))) == list(dev)
+    assert list(opening.open_data(Settings.of(settings))) == list(dev)
     meta = labeling.run(Settings.of({**settings, "limit": 1}), tmp_path / "w")  # compiles, so one
     [line] = (tmp_path / "w" / labeling.LABELS).read_text("utf-8").splitlines()
     assert json.loads(line)["id"] == dev[0].question.id and meta["records"] == 1
@@ -163,8 +163,8 @@ def test_labels_over_a_split(raw, tiny_folder, tmp_path):
 
 def test_a_setting_of_a_run_reads_otherwise(raw, tmp_path):
     config = {"data": "membench_high", "data_dir": str(raw), "prepared_dir": str(tmp_path / "p")}
-    as_is = labeling.open_data(Settings.of(config))
-    removed = labeling.open_data(Settings.of(config | {"reading": {"time_suffix": "remove"}}))
+    as_is = opening.open_data(Settings.of(config))
+    removed = opening.open_data(Settings.of(config | {"reading": {"time_suffix": "remove"}}))
     assert as_is.sha256 != removed.sha256
     assert list(removed) == list(
         load("membench_high", data_dir=raw, prepared_dir=tmp_path / "p",
@@ -176,7 +176,7 @@ def test_a_setting_of_a_run_reads_otherwise(raw, tmp_path):
 
 def test_a_run_can_name_the_small_part():
     settings = Settings.of({"data": "shifting_prefs", "split": "small_dev", "limit": 3})
-    found = labeling.open_data(settings)
+    found = opening.open_data(settings)
     assert list(found) == list(load("shifting_prefs", "small_dev"))[:3]
 
 

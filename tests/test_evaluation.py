@@ -17,11 +17,11 @@ from bfm.extract import choice
 from bfm.extract import f1 as f1_words
 from bfm.intervals import contrast, f1, holm, interval, mean
 from bfm.jsonl import DataError
-from bfm.labeling import WorkdirError
 from bfm.lm import ModelError
 from bfm.saliency import Job, Scorer, Suffix
 from bfm.settings import EvalSettings, ModelSettings, Settings, SettingsError, TrainSettings
 from bfm.weights import WeightsError
+from bfm.workdir import WorkdirError
 from tests import models
 
 QUIET = (

@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from bfm import finetune, labeling, lm, material
+from bfm import finetune, labeling, lm, material, opening
 from bfm.jsonl import DataError, read_lines
 from bfm.model.decoder import decode
 from bfm.model.matmul import dot
@@ -226,7 +226,7 @@ def test_adapters_stand_in_for_the_export(made, tmp_path):
     asked = settings(made, heads="reader", evidence="chance", steps=2, dev=0.0, lora_rank=2)
     finetune.run(asked, tmp_path / "run")
     path, base = tmp_path / "run" / finetune.ADAPTER, lm.open_model("", "tiny", 0)
-    tuned = labeling.open_tuned(str(path), "policy", base)
+    tuned = opening.open_tuned(str(path), "policy", base)
     exported = lm.load(str(tmp_path / "run" / "export"))
     plain, ours = base.load(), tuned.load()
     moved = 0
@@ -239,7 +239,7 @@ def test_adapters_stand_in_for_the_export(made, tmp_path):
         assert np.abs(a - b).max() <= 2**-7 * change
     assert moved > 5 and ours.identity != plain.identity and tuned.sha256() != base.sha256()
     with pytest.raises(lm.ModelError, match=r"policy: .*adapters of other weights"):
-        labeling.open_tuned(str(path), "policy", lm.open_model("", "tiny", 1))
+        opening.open_tuned(str(path), "policy", lm.open_model("", "tiny", 1))
     with pytest.raises(lm.ModelError, match="other weights"):
         lm.adapted(exported, tuned.adapter)
     for content, reason in ((b"", "cannot be read as adapters"), (None, "holds no adapters")):
@@ -249,7 +249,7 @@ def test_adapters_stand_in_for_the_export(made, tmp_path):
         else:
             other.write_bytes(content)
         with pytest.raises(WeightsError, match=reason):
-            labeling.open_tuned(str(other), "policy", base)
+            opening.open_tuned(str(other), "policy", base)
 
 
 BAD = {

@@ -7,11 +7,14 @@ before time, so that both products are plain batched matmuls (three times as fas
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import jax
 import jax.numpy as jnp
 
 from bfm.model.matmul import batched
 
+Kernel = Callable[..., tuple[jax.Array, jax.Array]]
 # Finite, so that a row with no key (padding) stays finite: exp(-1e30 + 1e30) = 1, never nan.
 MASKED = -1e30
 # Longest run of queries whose scores exist at once; more are mapped over in chunks.
@@ -28,6 +31,7 @@ def attend(
     *,
     scale: float,
     window: jax.Array | None = None,
+    kernel: Kernel | None = None,
 ) -> jax.Array:
     """Return softmax(scale q k) v in fp32, [B, K, G, T, h].
 
@@ -35,24 +39,32 @@ def attend(
     position is not later. It sees every key of `past`: (k_bKPh, v_bKPh, position_bP) of earlier
     blocks, position -1 at padding, whose b rows serve B rows in groups of B // b. With a window it sees
     only keys less than `window` positions before it. Operands keep the keys' dtype, products accumulate
-    in fp32, softmax is fp32. Merging: arXiv 2205.14135, section 3.1.
+    in fp32, softmax is fp32. Merging: arXiv 2205.14135, section 3.1. kernel: computes the block's
+    attention over itself instead (`bfm.model.kernels`; for the positions of a segment in order).
     """
     q_BKGTh = (q_BKGTh.astype(jnp.float32) * scale).astype(k_BKTh.dtype)
+    given = kernel(q_BKGTh, k_BKTh, v_BKTh, segments_BT) if kernel else ()
+    if given and not past:
+        return given[0]
 
-    def chunk(q_BKGth: jax.Array, segments_Bt: jax.Array, positions_Bt: jax.Array) -> jax.Array:
+    def own(q_BKGth: jax.Array, segments_Bt: jax.Array, positions_Bt: jax.Array):
         ago_BtS = positions_Bt[:, :, None] - positions_BT[:, None, :]
         allow_BtS = (segments_Bt[:, :, None] == segments_BT[:, None, :]) & (ago_BtS >= 0)
         allow_BtS &= (segments_BT > 0)[:, None, :]
         if window is not None:
             allow_BtS &= ago_BtS < window
-        parts = [_part(q_BKGth, k_BKTh, v_BKTh, allow_BtS[:, None, None])]
-        parts += [_past_part(q_BKGth, *keys, positions_Bt, window) for keys in past]
-        return _merge(parts)
+        return _part(q_BKGth, k_BKTh, v_BKTh, allow_BtS[:, None, None])
+
+    def chunk(q_BKGth, segments_Bt, positions_Bt, *given) -> jax.Array:
+        first = (
+            (*given, jnp.ones_like(given[1])) if given else own(q_BKGth, segments_Bt, positions_Bt)
+        )
+        return _merge([first, *(_past_part(q_BKGth, *keys, positions_Bt, window) for keys in past)])
 
     chunk = jax.checkpoint(chunk)  # a gradient computes scores again rather than keep T x S of them
     h, T = q_BKGTh.shape[-1], segments_BT.shape[1]
     if T <= QUERY_CHUNK:
-        return chunk(q_BKGTh, segments_BT, positions_BT)
+        return chunk(q_BKGTh, segments_BT, positions_BT, *given)
     n = -(-T // QUERY_CHUNK)
 
     def split(x: jax.Array, axis: int) -> jax.Array:  # time -> leading chunks
@@ -62,6 +74,7 @@ def attend(
         return jnp.moveaxis(x, axis, 0)
 
     chunks = split(q_BKGTh, 3), split(segments_BT, 1), split(positions_BT, 1)
+    chunks += tuple(split(x, 3) for x in given)
     out = jnp.moveaxis(jax.lax.map(lambda args: chunk(*args), chunks), 0, 3)
     return out.reshape(*out.shape[:3], n * QUERY_CHUNK, h)[..., :T, :]
 

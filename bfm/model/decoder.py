@@ -15,11 +15,14 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax.sharding import Mesh
 
+from bfm.model import kernels
 from bfm.model.attention import attend
 from bfm.model.config import SLIDING, ModelConfig, inverse_frequencies
 from bfm.model.delta import Runs, convolve, delta_rule, l2_norm, runs
 from bfm.model.matmul import dot
+from bfm.model.split import mesh_of
 from bfm.model.state import State
 
 # Farther than any position: the window of a layer that sees everything.
@@ -89,9 +92,13 @@ class Block(nnx.Module):
         k_BKTh = rotate(at.norm(k_BKTh, self.k_norm_h), at.rope).astype(dtype)
         v_BKTh = dot(y_BTD, self.v_DKh[...]).swapaxes(1, 2).astype(dtype)
         B, K, T, h = k_BKTh.shape
+        q_BKGTh = q_BNTh.reshape(B, K, -1, T, h)
+        kernel = None
+        if at.window is None:
+            kernel = kernels.choose(at.config.attention, q_BKGTh.shape, dtype, bool(past), at.mesh)
         a_BKGTh = attend(
-            q_BNTh.reshape(B, K, -1, T, h), k_BKTh, v_BKTh, at.segments_BT, at.positions_BT, past,
-            scale=at.config.query_scale, window=at.window,
+            q_BKGTh, k_BKTh, v_BKTh, at.segments_BT, at.positions_BT, past,
+            scale=at.config.query_scale, window=at.window, kernel=kernel,
         )  # fmt: skip
         a_BNTh = a_BKGTh.reshape(B, -1, T, h) * gate
         return dot(a_BNTh.swapaxes(1, 2), self.o_NhD[...], n=2), (k_BKTh, v_BKTh)
@@ -144,6 +151,7 @@ class Place(NamedTuple):
     rope: tuple[jax.Array, jax.Array]
     segments_BT: jax.Array
     positions_BT: jax.Array
+    mesh: Mesh | None = None
     runs: Runs | None = None
     window: jax.Array | None = None
 
@@ -206,7 +214,7 @@ def decode(
     scale = jnp.asarray(c.embed_scale, model.embed_VD.dtype).astype(jnp.float32)
     x_BTD = model.embed_VD[...][tokens_BT].astype(jnp.float32) * scale
     rope = rotary(positions_BT, jnp.asarray(inverse_frequencies(c)))
-    place = Place(c, rope, segments_BT, positions_BT)
+    place = Place(c, rope, segments_BT, positions_BT, mesh_of(model))
     local = None
     if SLIDING in c.layer_types:
         near = rotary(positions_BT, jnp.asarray(inverse_frequencies(c, c.rope_local)))

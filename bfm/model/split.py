@@ -111,3 +111,8 @@ class Table(_Held):
 
     def _at(self, *spec: Any) -> NamedSharding:
         return NamedSharding(self.mesh, PartitionSpec(*spec))
+
+
+def mesh_of(model: Any) -> Mesh | None:
+    """Return the mesh over which a decoder's parameters lie split; None where they do not."""
+    return model.embed_VD.mesh if isinstance(model.embed_VD, Table) else None
