@@ -27,6 +27,7 @@ from bfm.baselines import (
 )
 from bfm.baselines.reranker import Reranker, train
 from bfm.dialogue import Message, Question, Turn, turns_of
+from bfm.progress import Meter
 
 LABEL = "Memory"  # stands where a turn has its speaker
 
@@ -68,13 +69,18 @@ class Systems:
                 )
             made = {key: baselines.make(name, self.backend, self.seed) for key in missing}
 
-            def fill(system: System, turns: Sequence[Turn]) -> None:
+            def fill(system: System, turns: Sequence[Turn], meter: Meter) -> None:
                 for turn in turns:
                     system.add(turn)
+                    meter.add(1)
                 system.end()
 
-            jobs = [lambda s=made[k], t=turns: fill(s, t) for k, turns in missing.items()]
-            side_by_side(jobs, self.backend)
+            turns = sum(map(len, missing.values()))
+            with Meter(f"{name}: writing {len(missing)} stores", turns, "turns") as meter:
+                jobs = [
+                    lambda s=made[k], t=turns: fill(s, t, meter) for k, turns in missing.items()
+                ]
+                side_by_side(jobs, self.backend)
             own |= made
             self.folder.mkdir(parents=True, exist_ok=True)
             store.save(self._path(name), own, self.writers[name])

@@ -3,7 +3,12 @@
 
 import dataclasses
 import json
+import os
 import random
+import socket
+import subprocess
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -151,6 +156,55 @@ def test_a_torn_run_goes_on_to_the_same(done, tmp_path):
     with pytest.raises(WorkdirError, match="settings differ"):
         other = dataclasses.replace(settings(data), eval=EvalSettings(k=1))
         comparing.run(other, torn)
+
+
+PAIRS = """
+import runpy, sys
+sys.path.append("launch")
+from bfm import comparing, harness
+comparing.GROUP = harness.GROUP = 2
+sys.argv[0] = "launch/eval.py"
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
+def test_processes_evaluate_together(tmp_path):
+    """Three processes, seven examples: each once, in order, as one process answers; one report."""
+    data = write(tmp_path / "data.jsonl", [record(i) for i in range(7)])
+    flags = ["--config", "configs/tiny.py", f"--config.data=jsonl:{data}", "--config.split=all"]
+    flags += ["--config.limit=0", "--config.methods=bfm,none,sal_q,ebf,other,longest"]
+
+    def start(place, **env):
+        command = [sys.executable, "-c", PAIRS, *flags, "--workdir", str(tmp_path / place)]
+        env = os.environ | {"JAX_NUM_CPU_DEVICES": "1"} | env
+        root, pipe = Path(__file__).parents[1], subprocess.PIPE
+        return subprocess.Popen(command, env=env, cwd=root, stdout=pipe, stderr=pipe, text=True)
+
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+    runs = [start("one")]
+    runs += [
+        start(
+            "three", JAX_COORDINATOR_ADDRESS=address, JAX_NUM_PROCESSES="3", JAX_PROCESS_ID=str(k)
+        )
+        for k in range(3)
+    ]
+    told = []
+    for run in runs:
+        out, err = run.communicate(timeout=300)
+        assert run.returncode == 0, err
+        told.append(out)
+    assert "report.html" in told[1] and not told[2] and not told[3]
+    assert read(tmp_path / "three") == read(tmp_path / "one")
+    for name in ("saliency.jsonl", "report.md"):
+        assert (tmp_path / "three" / name).exists()
+    rows = [
+        json.loads((tmp_path / p / "summary.json").read_text())["rows"] for p in ("one", "three")
+    ]
+    assert [(r["method"], r["accuracy"]) for r in rows[0]] == [
+        (r["method"], r["accuracy"]) for r in rows[1]
+    ]
 
 
 def free(i: int) -> dict:

@@ -6,7 +6,7 @@ import json
 import numpy as np
 import pytest
 
-from bfm import lm
+from bfm import lm, sharding
 from bfm.generate import reply, write
 from tests import models, reference
 
@@ -103,3 +103,17 @@ def test_a_conversation_is_the_template_with_texts_as_data(tiny):
     assert tuple(tokenizer.chat(CHAT[1:2])) == (
         *tiny.scaffold.head, *tokenizer.encode("One?"), *tiny.scaffold.tail,
     )  # fmt: skip
+
+
+@pytest.mark.parametrize("mesh", [(2, 2, 2), (1, 8, 1)], ids=str)
+def test_a_model_split_over_devices_writes_the_same(mesh):
+    files = lm.open_model("", "tiny")
+    whole, split = files.load(), files.load(mesh=sharding.make_mesh(*mesh))
+    for options in ({}, {"temperature": 1.0, "seeds": [1, 2, 3]}):
+        one, other = (reply(m.decoder, PROMPTS, (), 6, **options) for m in (whole, split))
+        assert one == other
+    rules = [lambda ids: range(3, 300) if len(ids) < 4 else ()] * len(PROMPTS)
+    one, other = (write(m.decoder, PROMPTS, rules, slots=4) for m in (whole, split))
+    assert [w.ids for w in one] == [w.ids for w in other]
+    for a, b in zip(one, other, strict=True):
+        np.testing.assert_allclose([*a.first.values()], [*b.first.values()], atol=1e-4)

@@ -4,7 +4,7 @@
 import dataclasses
 import json
 import os
-import shutil
+import resource
 import socket
 import subprocess
 import sys
@@ -17,12 +17,14 @@ import bfm
 from bfm import labeling, labels, saliency
 from bfm.dialogue import RecordError, parse_example
 from bfm.jsonl import DataError
-from bfm.labeling import LABELS, META, PARTS, TOKENS, WorkdirError
+from bfm.labeling import LABELS, META, TOKENS
 from bfm.settings import MeshSettings, Settings
 from bfm.sharding import ShardingError
+from bfm.workdir import PARTS, WorkdirError
 from tests import models, reference
 
 ROOT = Path(__file__).parents[1]
+TINY = {"path": "", "arch": "tiny"}  # its widths divide by eight
 
 
 def record(i: int, n: int = 4, **fields) -> dict:
@@ -147,58 +149,55 @@ def test_norm_unit_and_context(make, tiny, tmp_path):
 
 
 def test_a_killed_run_goes_on_to_the_same_bytes(make, tmp_path, monkeypatch):
+    """Killed after any group, or with torn files: whole groups are kept, the bytes are the same."""
     monkeypatch.setattr(labeling, "GROUP_TOKENS", 2000)
     settings = make([record(i, n=2 + i % 3) for i in range(9)])
-    whole, killed = tmp_path / "whole", tmp_path / "killed"
-    with monkeypatch.context() as patch:
-        patch.setattr(labeling, "_join", lambda *args: (_ for _ in ()).throw(KeyboardInterrupt))
-        with pytest.raises(KeyboardInterrupt):  # killed when all was scored and nothing joined
-            labeling.run(settings, whole)
-    parts = sorted((whole / PARTS).iterdir())
-    assert len(parts) >= 4 and not (whole / LABELS).exists()
-    for kept in (parts, parts[:1], parts[2:], ()):
-        shutil.rmtree(killed, ignore_errors=True)
-        shutil.copytree(whole, killed)
-        for path in parts:
-            if path not in kept:
-                (killed / PARTS / path.name).unlink()
-        (killed / PARTS / f"{parts[1].name}.part").write_text('{"labels": "torn')
-        labeling.run(settings, killed)
-        assert not (killed / PARTS).exists()
-        if kept == parts:
-            first = [(killed / name).read_bytes() for name in (LABELS, TOKENS)]
-        assert [(killed / name).read_bytes() for name in (LABELS, TOKENS)] == first
-    (killed / LABELS).write_bytes(first[0][:-40])
-    with pytest.raises(WorkdirError, match="other lines than the data has records"):
-        labeling.run(settings, killed)
-
-
-def test_a_kill_inside_scoring_leaves_whole_groups(make, tmp_path, monkeypatch):
-    monkeypatch.setattr(labeling, "GROUP_TOKENS", 2000)
-    settings = make([record(i) for i in range(6)])
     labeling.run(settings, tmp_path / "whole")
+    whole = [(tmp_path / "whole" / name).read_bytes() for name in (LABELS, TOKENS)]
     score, calls = saliency.Scorer.score, []
 
     def dies(self, jobs, *args):
         calls.append(jobs)
-        if len(calls) == 3:
+        if len(calls) == 4:
             raise KeyboardInterrupt
         return score(self, jobs, *args)
 
-    monkeypatch.setattr(saliency.Scorer, "score", dies)
-    with pytest.raises(KeyboardInterrupt):
-        labeling.run(settings, tmp_path / "w")
-    left = list((tmp_path / "w" / PARTS).iterdir())
-    assert len(left) == 2 and not (tmp_path / "w" / LABELS).exists()
-    before = [path.stat().st_mtime_ns for path in left]
-    monkeypatch.setattr(
-        labeling, "shutil", None
-    )  # keeps the parts, and proves that they are the last
-    with pytest.raises(AttributeError):
-        labeling.run(settings, tmp_path / "w")
-    assert [path.stat().st_mtime_ns for path in left] == before  # not scored again
-    for name in (LABELS, TOKENS):
-        assert (tmp_path / "w" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
+    killed = tmp_path / "killed"
+    with monkeypatch.context() as patch:
+        patch.setattr(saliency.Scorer, "score", dies)
+        with pytest.raises(KeyboardInterrupt):
+            labeling.run(settings, killed)
+    left = [(killed / name).read_bytes() for name in (LABELS, TOKENS)]
+    assert 0 < len(left[0]) < len(whole[0])
+    assert all(all_.startswith(part) for part, all_ in zip(left, whole, strict=True))
+    for name, cut in ((LABELS, 0), (LABELS, 40), (TOKENS, 40), (LABELS, 10**6)):
+        for file, held in zip((LABELS, TOKENS), left, strict=True):
+            (killed / file).write_bytes(held[: len(held) - cut] if file == name else held)
+        meta = labeling.run(settings, killed)
+        assert [(killed / file).read_bytes() for file in (LABELS, TOKENS)] == whole
+        assert not (killed / PARTS).exists() and meta["timing"]["sequences"] > 0
+    (killed / LABELS).write_bytes(whole[0][:-40])  # torn when all was there
+    labeling.run(settings, killed)
+    assert (killed / LABELS).read_bytes() == whole[0]
+    (killed / LABELS).write_bytes(whole[0] + whole[0][: whole[0].index(b"\n") + 1])
+    with pytest.raises(WorkdirError, match="has 10 lines, but this run makes 9"):
+        labeling.run(settings, killed)
+
+
+def test_a_full_disk_leaves_whole_groups(make, tmp_path, monkeypatch):
+    monkeypatch.setattr(labeling, "GROUP_TOKENS", 2000)
+    settings = make([record(i) for i in range(6)], dump_tokens=False)
+    labeling.run(settings, tmp_path / "whole")
+    whole = (tmp_path / "whole" / LABELS).read_bytes()
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (len(whole) * 2 // 3, before[1]))
+    try:
+        with pytest.raises(OSError, match="File too large"):
+            labeling.run(settings, tmp_path / "full")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    labeling.run(settings, tmp_path / "full")
+    assert (tmp_path / "full" / LABELS).read_bytes() == whole
 
 
 SMALL_GROUPS = """
@@ -209,7 +208,6 @@ labeling.GROUP_TOKENS = 2000
 sys.argv[0] = "launch/label.py"
 runpy.run_path(sys.argv[0], run_name="__main__")
 """
-TINY = {"path": "", "arch": "tiny"}  # its widths divide by eight
 MESHES = [(8, 1, 1), (2, 2, 2), (0, 1, 2), (1, 8, 1)]
 
 
@@ -269,6 +267,60 @@ def test_processes_label_together(make, tmp_path):
         assert (tmp_path / "three" / name).read_bytes() == (tmp_path / "one" / name).read_bytes()
     assert len(lines(tmp_path / "three" / LABELS)) == 11
     assert not (tmp_path / "three" / PARTS).exists()
+
+
+DIES = """
+import os, runpy, signal, sys
+import jax
+from bfm import labeling, workdir
+labeling.GROUP_TOKENS = 2000
+join, put = jax.distributed.initialize, workdir.Spool.put
+jax.distributed.initialize = lambda **kw: join(**kw, heartbeat_timeout_seconds=10)
+def dies(self, k, *args):
+    put(self, k, *args)
+    if os.environ["JAX_PROCESS_ID"] == os.environ["DIES"]:
+        os.kill(os.getpid(), signal.SIGKILL)
+workdir.Spool.put = dies
+sys.path.append("launch")
+sys.argv[0] = "launch/label.py"
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
+@pytest.mark.parametrize("dead", [0, 1])
+def test_a_process_that_is_killed_ends_the_others(make, tmp_path, monkeypatch, dead):
+    """The survivor ends with an error, what is whole stays, one process goes on to the same bytes."""
+    monkeypatch.setattr(labeling, "GROUP_TOKENS", 2000)
+    settings = make([record(i, n=2 + i % 3) for i in range(11)], model=TINY, tau="0.0")
+    flags = [f"--config.data={settings.data}", "--config.dump_tokens=true", "--config.tau=0.0"]
+    flags += ["--config.split=all", "--config.limit=0", "--workdir", str(tmp_path / "two")]
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+    runs = [
+        subprocess.Popen(
+            [sys.executable, "-c", DIES, "--config", "configs/tiny.py", *flags],
+            env=os.environ | {
+                "JAX_COORDINATOR_ADDRESS": address, "JAX_NUM_PROCESSES": "2",
+                "JAX_PROCESS_ID": str(k), "DIES": str(dead), "JAX_NUM_CPU_DEVICES": "1",
+            },
+            cwd=ROOT, stderr=subprocess.PIPE, text=True,
+        )
+        for k in range(2)
+    ]  # fmt: skip
+    errors = [run.communicate(timeout=180)[1] for run in runs]
+    assert runs[dead].returncode == -9, errors[dead]
+    assert runs[1 - dead].returncode not in (0, None), errors[1 - dead]
+    left = tmp_path / "two" / LABELS
+    assert not left.exists() or left.read_bytes().endswith(b"\n")
+    done = subprocess.run(
+        [sys.executable, "-c", SMALL_GROUPS, "--config", "configs/tiny.py", *flags],
+        env=os.environ | {"JAX_NUM_CPU_DEVICES": "1"}, cwd=ROOT, capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert [line["id"] for line in lines(left)] == [f"r{i}" for i in range(11)]
+    tokens = [(line["id"], line["turn"]) for line in lines(tmp_path / "two" / TOKENS)]
+    assert len(tokens) == len(set(tokens)) == sum(3 + i % 3 for i in range(11))
 
 
 def test_another_identity_is_refused(make, tmp_path):

@@ -115,4 +115,5 @@ class Table(_Held):
 
 def mesh_of(model: Any) -> Mesh | None:
     """Return the mesh over which a decoder's parameters lie split; None where they do not."""
-    return model.embed_VD.mesh if isinstance(model.embed_VD, Table) else None
+    table = model.embed_VD[...]
+    return table.mesh if isinstance(table, Table) else None
