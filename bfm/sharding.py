@@ -65,8 +65,8 @@ def local_mesh(data: int, fsdp: int, tensor: int) -> Mesh:
 def spec(name: str, rank: int) -> PartitionSpec:
     """Return the partition of a parameter by its name and rank (a layer axis stands in front).
 
-    >>> spec("full.q_DNh", 4)
-    PartitionSpec(None, 'fsdp', 'tensor', None)
+    >>> tuple(spec("full.q_DNh", 4))
+    (None, 'fsdp', 'tensor', None)
     """
     letters = name.rpartition("_")[2]
     if letters == "VD":  # embedding and head: by the vocabulary, whole rows

@@ -88,7 +88,7 @@ def test_the_readmes_python_runs(smollm2_path, monkeypatch, capsys, tmp_path):
         assert [entry.messages[1].content for entry in memory.get_all("ann")] == ["Tea!"] * 2
     exec(scorer, space)
     assert len(space["sal_q"]) == 2
-    exec(code[1], space)  # records from a log
+    exec(next(c for c in code if "records_from_log" in c), space)
     log = [{"role": "user", "content": str(i)} for i in range(4)]
     [made] = space["records_from_log"](log, {0: "no history", 2: "yes"})
     asked = parse_example(made)
