@@ -227,10 +227,11 @@ class BenchSettings:
     history: int = field(16, "turns of the history that is compared with the peer", low=1)
     turns: str = field("10,20,40", "history lengths of the scaling curve, comma text")
     questions: str = field("1,2,4,8,20", "numbers of questions of the scaling curve, comma text")
-    repeats: int = field(2, "interleaved repeats; the fastest counts", low=1)
+    repeats: int = field(2, "interleaved repeats; the median counts", low=1)
     peer: str = field(
         "auto",
-        "compare with a plain transformers loop where torch is there",
+        "compare with a plain transformers loop where torch is there, and with lm-evaluation-harness "
+        "where it is",
         among=("auto", "none"),
     )
 

@@ -1,15 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """Measure likelihood scoring on this machine: rates, reuse of turn states, scaling, share of the peak.
 
-Everything is measured in one run on the same ids, ours and the peer's (a plain transformers loop, where
-torch is installed) in turn; ratios are side by side. Histories are cut from the bundled dialogues to
-the lengths of real ones: turns of 107 tokens, questions of 17, options of 20, answers of 3 on average.
-Writes bench.json (a list of {name, value, unit, peer, ratio}) with the raw seconds, and scaling.png.
+Everything is measured in one run on the same ids, ours and the peers' (a plain transformers loop where
+torch is installed, lm-evaluation-harness where it is) in turn; ratios are side by side, times medians
+of bench.repeats, with their range. Histories are cut from the bundled dialogues to the lengths of real
+ones: turns of 107 tokens, questions of 17, options of 20, answers of 3 on average. Writes bench.json (a
+list of {name, value, unit, peer, ratio, ..}) with the raw seconds, and scaling.png.
 """
 
 import resource
 import sys
 import time
+from statistics import median
 
 import _door
 import numpy as np
@@ -42,7 +44,8 @@ def main(settings, workdir) -> None:
             store=StateStore(device_bytes), identity=lm.identity,
         )  # fmt: skip
 
-    peer = load_peer(files.path, settings.model.dtype) if settings.bench.peer == "auto" else None
+    model = load_peer(files.path, settings.model.dtype) if settings.bench.peer == "auto" else None
+    peers = loops(model, files.path) if model else {}
     asked = sequences(lm.scaffold.head, prefixes, questions[0])
     runs = []
     for k in range(settings.bench.repeats):
@@ -53,18 +56,18 @@ def main(settings, workdir) -> None:
             "first": scoring(keeps, prefixes, questions[:1]),
             "second": scoring(keeps, prefixes, questions[1:2]),
             "compile": keeps.timing.compile_s,
+            "peers": {name: seconds(lambda loop=loop: loop(asked)) for name, loop in peers.items()},
         }
-        if peer:
-            run["peer"] = seconds(lambda: peer_loop(peer, asked))
         runs.append(run)
-    first, second = (min(run[name] for run in runs) for name in ("first", "second"))
-    theirs = min(run["peer"] for run in runs) if peer else None
-    peak = max(run["peak"] for run in runs)
+    all_first, all_second = ([run[name] for run in runs] for name in ("first", "second"))
+    theirs = {name: [run["peers"][name] for run in runs] for name in peers}
+    first, second = median(all_first), median(all_second)
+    peak = median(run["peak"] for run in runs)
     job = Job(prefixes, (questions[0],))
     useful = useful_flops(lm.decoder, job)
     figures = [
-        figure("both saliencies of a history, first question", first, "s", theirs),
-        figure("a second question on it", second, "s", theirs),
+        *beside("both saliencies of a history, first question", all_first, theirs),
+        *beside("a second question on it", all_second, theirs),
         figure("second question / first", second / first, "share"),
         figure("tokens scored", job.tokens / first, "tokens/s"),
         figure("matmul rate of scoring, real tokens", useful / first / 1e9, "GFLOP/s"),
@@ -81,7 +84,9 @@ def main(settings, workdir) -> None:
         done = n
         curves["questions"].append((n, spent))
         # The peer reads everything again for each question: n times its one measured question.
-        figures.append(figure(f"questions: {n}", spent, "s", theirs and n * theirs))
+        figures += beside(
+            f"questions: {n}", [spent], {name: [n * median(own)] for name, own in theirs.items()}
+        )
     for n in numbers(settings.bench.turns, "bench.turns"):
         history = tuple(draw.prefix() for _ in range(n))
         before = programs()
@@ -158,6 +163,18 @@ def figure(name: str, value: float, unit: str, peer: float | None = None) -> dic
     return {"name": name, "value": value, "unit": unit, "peer": peer, "ratio": ratio}
 
 
+def beside(name: str, ours: list[float], theirs: dict[str, list[float]]) -> list[dict]:
+    """Lines of a time beside each peer's: medians of the repeats, with the range of both."""
+    made = []
+    for peer, own in (theirs or {"": []}).items():
+        line = figure(name, median(ours), "s", median(own) if own else None)
+        spread = {"low": min(ours), "high": max(ours)}
+        if own:
+            spread |= {"beside": peer, "peer_low": min(own), "peer_high": max(own)}
+        made.append(line | spread)
+    return made
+
+
 def memory_gib() -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
 
@@ -196,7 +213,7 @@ def matmul_peak(decoder, tokens: int) -> float:
     return flops / total
 
 
-# --- the peer: a plain transformers loop on the same ids -----------------------------------------
+# --- the peers: others' scoring of the same ids --------------------------------------------------
 
 
 def load_peer(path, dtype: str):
@@ -208,12 +225,33 @@ def load_peer(path, dtype: str):
         say("no torch here, so no peer")
         return None
     say("loading the peer")
+    place, more = _place(path)
     dtype = getattr(torch, dtype)
-    if path.suffix == ".gguf":
-        model = AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=dtype)
-    else:
-        model = AutoModelForCausalLM.from_pretrained(path, dtype=dtype)
-    return model.eval()
+    return AutoModelForCausalLM.from_pretrained(place, dtype=dtype, **more).eval()
+
+
+def loops(model, path) -> dict:
+    """Return what scores `sequences` by name: a plain loop, and lm-evaluation-harness where it is."""
+    found = {"transformers": lambda rows: peer_loop(model, rows)}
+    try:
+        from lm_eval.models.huggingface import HFLM
+    except ImportError:
+        return found
+    from transformers import AutoTokenizer
+
+    place, more = _place(path)
+    tokenizer = AutoTokenizer.from_pretrained(place, **more)
+    harness = HFLM(pretrained=model, tokenizer=tokenizer, batch_size=16)
+
+    def by_harness(rows) -> list[float]:
+        asked = [(("", ""), ids[:start], ids[start:end]) for ids, (start, end) in rows]
+        return [logp for logp, _ in harness._loglikelihood_tokens(asked, disable_tqdm=True)]
+
+    return found | {"lm-evaluation-harness": by_harness}
+
+
+def _place(path) -> tuple:
+    return (path.parent, {"gguf_file": path.name}) if path.suffix == ".gguf" else (path, {})
 
 
 def sequences(head, prefixes, suffix) -> list[tuple[list[int], tuple[int, int]]]:
@@ -284,7 +322,8 @@ def table(figures, title: str) -> None:
     for f in figures:
         peer = f"{f['peer']:,.2f}" if f["peer"] else ""
         ratio = f"{f['ratio']:.1f}" if f["ratio"] else ""
-        made.add_row(f["name"], f"{f['value']:,.2f}", f["unit"], peer, ratio)
+        name = f["name"] + (f", beside {f['beside']}" if f.get("beside") else "")
+        made.add_row(name, f"{f['value']:,.2f}", f["unit"], peer, ratio)
     Console().print(made)
 
 
