@@ -6,8 +6,18 @@
 teaches a reader with each entry of SWEEP and evaluates it on users it has not seen: does its Sal_a (and
 the expected Bayes factor by it) order the evidence first, and does what Sal_a picks help it answer?
 
-Two to three hours on two cores (an example takes some 15 s to evaluate, a reader a quarter of
-an hour to teach); it has not been run to its end yet.
+What it gave (32 questions of seven users; 95 % intervals by user; some three hours on two cores):
+
+                                          untouched          taught by chance   taught by evidence
+    Sal_a orders the evidence first       0.51 [0.43, 0.59]  0.86 [0.79, 0.94]  0.72 [0.57, 0.88]
+    expected Bayes factor does            0.50 [0.36, 0.65]  0.63 [0.43, 0.83]  0.73 [0.60, 0.86]
+    (Sal_q 0.82 [0.68, 0.92], MiniLM 0.80 [0.67, 0.90], by the base model in all three)
+    accuracy without memory               0.28 [0.23, 0.33]  0.28 [0.17, 0.41]  0.28 [0.15, 0.43]
+    with the labelled evidence            0.28 [0.23, 0.33]  0.34 [0.17, 0.59]  0.62 [0.42, 0.84]
+    with the turns that Sal_a picks       0.31 [0.23, 0.42]  0.38 [0.23, 0.61]  0.69 [0.52, 0.87]
+    with five turns by Sal_q              0.25 [0.22, 0.29]  0.31 [0.23, 0.42]  0.41 [0.20, 0.60]
+
+Turns by chance, which need no labels, make a judge; turns that decide the answer make a reader.
 """
 
 from bfm.settings import default_config
@@ -19,7 +29,7 @@ SWEEP = [
 ]
 EVALUATE = {
     "split": "small_dev",
-    "limit": 0,
+    "limit": 32,  # of small_dev; the rest is the accelerator's
     "methods": "none,embedding,sal_q,ebf,evidence,sal_a",
     "eval.contrasts": "evidence-none,sal_a-evidence,ebf-sal_q,ebf-embedding",
 }
@@ -29,7 +39,7 @@ def get_config():
     config = default_config()
     config.data = "shifting_prefs"
     config.split = "train"
-    config.limit = 320  # read once; more rows than this are the accelerator's
+    config.limit = 320  # 40 updates
     config.train.heads = "reader"
     config.train.epochs = 1
     config.train.dev = 0.0  # what is held out is another split, evaluated below
