@@ -7,8 +7,8 @@
     prompt = selection.render() + "What should I drink now?"  # for any other model
 
 Adding writes a row and needs no model. A question is scored against the turns by Sal_q, the log Bayes
-factor log p(q | turn) - log p(q) in nats; a policy (the export of launch/sft.py) then opens the memory
-or not. Each turn is a batch of its own, so its number is the same bits whatever else is remembered.
+factor log p(q | turn) - log p(q) in nats; those above a threshold are read, or what a policy (the export of
+launch/sft.py) decides. Each turn is a batch of its own, so its number is the same bits whatever else is remembered.
 """
 
 from __future__ import annotations
@@ -88,9 +88,10 @@ class BayesFactorMemory:
 
         path: an SQLite file, or ":memory:". model: what scores, loaded or a path ("": what
         `settings.model` names). policy: the fine-tuned controller and reader, loaded or the export/ or
-        adapter.safetensors of launch/sft.py ("": what `settings.policy` names, else for the default
-        model the adapter that comes with bfm; None, or another model without one: turns of Sal_q above
-        `settings.eval.tau_q` are read). states: bytes of turn states to keep. Raises MemoryFileError.
+        adapter.safetensors of launch/sft.py, or "shipped" ("": what `settings.policy` names). Without
+        one the turns of Sal_q above `settings.eval.tau_q` are read: with "" and the default model by
+        the reader that comes with bfm, with None by the base model. states: bytes of turn states to
+        keep. Raises MemoryFileError.
         """
         self._settings = settings or Settings()
         self._model = model
@@ -240,6 +241,9 @@ class BayesFactorMemory:
                 base = files.load(settings.model.dtype)
             policy = self._tuned(base)
             reader = policy or base
+            weights = json.loads(base.identity).get("weights")
+            if policy is None and self._policy == "" and weights == lora.base_of(SHIPPED):
+                reader = adapted(base, lora.read(SHIPPED, base.config))
             tokens = min(base.config.window, reader.config.window, settings.train.tokens)
             train = dataclasses.replace(settings.train, tokens=tokens)
             settings, head = dataclasses.replace(settings, train=train), base.scaffold.head
@@ -260,8 +264,6 @@ class BayesFactorMemory:
                 raise ModelError("policy: another chat template than the base model's")
             return policy
         path = os.fspath(policy)
-        if not path and json.loads(base.identity).get("weights") == lora.base_of(SHIPPED):
-            path = "shipped"
         if place := adapter_at(path):
             return adapted(base, lora.read(place, base.config))
         files = open_tuned(path, "policy", base)
