@@ -8,11 +8,14 @@ which is bfm/policy.safetensors. The focus is the evidence of shifting_prefs, wh
 histories are made: an untrained model of this size judges evidence too badly to label it.
 
 Forty minutes on two cores. On 24 questions of six users that it has not seen, by
-`launch/eval.py --config configs/smollm2_135m.py --config.policy=shipped --config.data=shifting_prefs`
-`--config.split=small_dev --config.limit=24 --config.methods=bfm,tau_q,none,evidence --workdir runs/eval`:
-its reader uses evidence (accuracy 0.62 [0.50, 0.81] with it, 0.21 [0.17, 0.24] without), its controller
-finds none (0.29 [0.22, 0.35]; it reads one turn of each history, never the one that counts), while turns
-of Sal_q above 0 give 0.38 [0.22, 0.58]. So bfm's online memory uses the reader and not the controller.
+
+    python launch/eval.py --config configs/smollm2_135m.py --config.policy=shipped --workdir runs/eval \\
+        --config.data=shifting_prefs --config.split=small_dev --config.limit=24 \\
+        --config.methods=bfm,tau_q,none,evidence
+
+its reader uses evidence (accuracy 0.62 [0.50, 0.81] with it, 0.21 [0.17, 0.24] without). Its controller
+finds none: 0.29 [0.22, 0.35]; it reads one turn of each history, never the one that counts; turns of
+Sal_q above 0 give 0.38 [0.22, 0.58]. So the online memory uses the reader and not the controller.
 """
 
 from bfm.settings import default_config
