@@ -8,8 +8,8 @@
 
 Adding writes a row and needs no model. A question is scored against the turns by Sal_q, the log Bayes
 factor log p(q | turn) - log p(q) in nats. Turns above a threshold are read, or what a policy (the
-export of launch/sft.py) decides. Each turn is a batch of its own, so its number is the same bits whatever
-else is remembered.
+export of launch/sft.py) decides. Each turn is a batch of its own, so its number is the same bits
+whatever else is remembered.
 """
 
 from __future__ import annotations

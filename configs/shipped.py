@@ -10,8 +10,8 @@ histories are made: an untrained model of this size judges evidence too badly to
 Forty minutes on two cores. On 24 questions of six users that it has not seen, by
 
     python launch/eval.py --config configs/smollm2_135m.py --workdir runs/eval \\
-        --config.policy=shipped --config.data=shifting_prefs --config.split=small_dev --config.limit=24 \\
-        --config.methods=bfm,tau_q,none,evidence
+        --config.policy=shipped --config.data=shifting_prefs --config.split=small_dev \\
+        --config.limit=24 --config.methods=bfm,tau_q,none,evidence
 
 its reader uses evidence (accuracy 0.62 [0.50, 0.81] with it, 0.21 [0.17, 0.24] without). Its controller
 finds none: 0.29 [0.22, 0.35]; it reads one turn of each history, never the one that counts; turns of
