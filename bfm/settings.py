@@ -35,8 +35,8 @@ class ModelSettings:
     )
     attention: str = field(
         "auto",
-        "kernel for the attention of a block over itself, where it fits: splash (TPU), cudnn (GPU), "
-        "none but XLA, or the platform's own",
+        "kernel for the attention of a block over itself, where it fits: splash (TPU; auto takes it "
+        "there), cudnn (GPU; not run yet, so it has to be asked for), or XLA's own",
         among=("auto", "xla", "splash", "cudnn"),
     )
 

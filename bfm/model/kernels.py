@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Kernels for the attention of a block over itself: splash on TPU, cuDNN on GPU.
+"""Kernels for the attention of a block over itself: splash on TPU, cuDNN on GPU (where asked for).
 
 Each gives what `attention.attend` computes itself where none fits: the output [B, K, G, T, h] and the
 log of its normaliser [B, K, G, T], both fp32, by which it merges with attention over earlier states.
@@ -29,18 +29,20 @@ def choose(
 ) -> Callable[..., Part] | None:
     """Return the kernel (scaled q_BKGTh, k_BKTh, v_BKTh, segments_BT) -> part; None where none fits.
 
-    name: one of KERNELS; "auto" takes the platform's own. shape: of the queries. past: whether earlier
-    states follow; splash then has no gradient. splash: T a multiple of 128, h of 64, rows and heads
-    that the mesh divides; off a TPU it is interpreted. cuDNN: bf16, h up to 128, one device, no past
-    (its log-normaliser is rounded to bf16).
+    name: one of KERNELS; "auto" is splash on a TPU, XLA elsewhere (cuDNN has not been run yet). shape:
+    of the queries. past: whether earlier states come before; splash then has no gradient. splash: T a
+    multiple of 128, h of 64, rows and heads that the mesh divides; off a TPU it is interpreted. cuDNN:
+    bf16, h up to 128, one device, no past (its log-normaliser is rounded to bf16).
     """
     B, K, _, T, h = shape
     platform = (mesh.devices.flat[0] if mesh else jax.devices()[0]).platform
     if name == "auto":
-        name = {"tpu": "splash", "gpu": "cudnn"}.get(platform, "xla")
+        name = "splash" if platform == "tpu" else "xla"
     rows, heads = (
         (mesh.shape["data"] * mesh.shape["fsdp"], mesh.shape["tensor"]) if mesh else (1, 1)
     )
+    if not mesh and platform != "cpu" and jax.device_count() > 1:
+        return None  # a kernel is not partitioned by itself, and where the arrays lie is not told
     if name == "splash" and not (T % BLOCKS[-1] or h % 64 or B % rows or K % heads):
         return functools.partial(_splash, past=past, mesh=mesh, interpret=platform != "tpu")
     fits = dtype == jnp.bfloat16 and h <= 128 and not mesh and not past
