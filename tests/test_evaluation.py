@@ -172,7 +172,7 @@ def test_processes_evaluate_together(tmp_path):
     """Two processes, seven examples: each once, in order, as one process answers; one report."""
     data = write(tmp_path / "data.jsonl", [record(i) for i in range(7)])
     flags = ["--config", "configs/tiny.py", f"--config.data=jsonl:{data}", "--config.split=all"]
-    flags += ["--config.limit=0", "--config.methods=none,sal_q,other,longest"]
+    flags += ["--config.limit=0", "--config.methods=none,other,longest"]
     flags += ["--config.eval.sal_a=false"]
 
     def start(place, **env):

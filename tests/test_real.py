@@ -73,18 +73,11 @@ def test_the_readmes_python_runs(smollm2_path, monkeypatch, capsys, tmp_path):
     }
     monkeypatch.chdir(tmp_path)  # the memory's file
     online, scorer = (next(c for c in code if word in c) for word in ("memory.db", "StateStore"))
-    exec(online, {})
+    exec(online, shown := {})
     assert "eval.tau_q" in capsys.readouterr().out and (tmp_path / "memory.db").exists()
-    # The reader that comes with bfm answers, not the untrained one; its controller only when asked.
-    probe = ("What should I drink now?", "ann", ["A pot of herbal tea", "A double espresso"])
-    with bfm.BayesFactorMemory("memory.db", policy=None) as untrained:
-        plain = untrained.answer(*probe)
-    with bfm.BayesFactorMemory("memory.db") as memory:
-        taught = memory.answer(*probe)
-    assert taught.selection.gate and taught.selection.reasons == plain.selection.reasons
-    assert max(abs(a - b) for a, b in zip(taught.beliefs, plain.beliefs, strict=True)) > 0.01
-    with bfm.BayesFactorMemory("memory.db", policy="shipped") as decided:
-        assert "the controller opens" in decided.select(*probe[:2]).reasons[0]
+    # The reader that comes with bfm answers, its controller only when it is asked for.
+    loaded = shown["memory"]._load()
+    assert loaded.policy is None and loaded.reader is not loaded.base
     exec(next(c for c in code if "def chat(" in c), space)
     heard = []
     with bfm.BayesFactorMemory(":memory:", policy=None) as memory:
