@@ -89,7 +89,10 @@ def _evaluate(settings: Settings, workdir: Path) -> tuple[Any, dict[str, Any], d
     if jax.process_count() > 1 and (named := [m for m in methods if m in SYSTEMS]):
         raise SettingsError(f"methods: {named[0]} writes its stores in one process; run it apart")
     source = open_data(settings, check)
-    others = other_users([group_of(source[i]) for i in range(len(source))])
+    seen = [
+        (group_of(e), bool(e.question.options)) for e in map(source.__getitem__, range(len(source)))
+    ]
+    others = other_users([name for name, _ in seen])
     if "other" in methods and others is None:
         raise SettingsError("methods: 'other' reads another user's history; there is one user only")
     dev = _dev(settings, source, check)
@@ -109,23 +112,22 @@ def _evaluate(settings: Settings, workdir: Path) -> tuple[Any, dict[str, Any], d
     for name in ("contrasts", "reader", "readers", "chat_url", "folds", "seeds"):
         del identity["settings"][name]
     claim(workdir, IDENTITY, "results", {"identity": identity}, (RESULTS, SALIENCY))
-    spool = _spool(workdir, source, methods)
+    spool = _spool(workdir, [options for _, options in seen], methods)
     work = Harness(settings, files, tuned, methods, workdir)
     ks = work.tune(dev, workdir) if dev else {}
-    if spool.todo():
+    if todo := spool.todo():
         if dev and "rmm" in methods:
             work.teach(dev, workdir)
-        work.run(source, others, ks, spool, workdir)
+        work.run(source, others, ks, spool, todo, workdir)
     spool.finish()
     return source, identity, ks
 
 
-def _spool(workdir: Path, source, methods: Sequence[str]) -> Spool:
-    """Return the run's files of lines. The controls answer from options alone."""
+def _spool(workdir: Path, options: Sequence[bool], methods: Sequence[str]) -> Spool:
+    """Return the run's files of lines; options[i]: whether example i has any (controls need them)."""
     controls = sum(method in CONTROLS for method in methods)
-    groups = [group(k, len(source)) for k in range(-(-len(source) // GROUP))]
-    lines = [len(methods) - (0 if source[i].question.options else controls)
-             for i in range(len(source))]  # fmt: skip
+    groups = [group(k, len(options)) for k in range(-(-len(options) // GROUP))]
+    lines = [len(methods) - (0 if has else controls) for has in options]
     results = [sum(lines[i] for i in own) for own in groups]
     return Spool(workdir, {RESULTS: results, SALIENCY: [len(own) for own in groups]})
 

@@ -130,9 +130,9 @@ class Harness:
         write_json(place, {"k": ks, "split": settings.eval.tune_split, "curve": curve})
         return ks
 
-    def run(self, source, others, ks, spool: Spool, workdir: Path) -> None:
-        """Evaluate this process's groups of examples that are not done."""
-        settings, todo = self.settings, spool.todo()
+    def run(self, source, others, ks, spool: Spool, todo: Sequence[int], workdir: Path) -> None:
+        """Evaluate groups of examples: those of this process that are not done."""
+        settings = self.settings
         places = {k: group(k, len(source)) for k in spool.mine()}
         with Meter("evaluating", sum(map(len, places.values())), "examples") as meter:
             meter.skip(sum(len(own) for k, own in places.items() if k not in todo))

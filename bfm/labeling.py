@@ -71,9 +71,11 @@ def run(settings: Settings, workdir: Path) -> dict[str, Any]:
         total = {name: before[name] + value for name, value in timing.items()}
         write_json(workdir / META, {**meta, "timing": total})
 
-    lines = {TOKENS: [sum(r.lines for r in own[slice(*span)]) for span in spans]}
-    lines = lines if settings.dump_tokens else {}
-    spool = Spool(workdir, lines | {LABELS: [end - start for start, end in spans]}, count)
+    lines = {}
+    if settings.dump_tokens:
+        lines[TOKENS] = [sum(record.lines for record in own[slice(*span)]) for span in spans]
+    lines[LABELS] = [end - start for start, end in spans]  # appended last
+    spool = Spool(workdir, lines, count)
     size = {k: sum(record.tokens for record in own[slice(*spans[k])]) for k in spool.mine()}
     todo = spool.todo()
     with Meter("scoring", sum(size.values()), "tokens") as meter:

@@ -23,9 +23,9 @@ import numpy as np
 from bfm.batching import Batch, bucket, pad, plan
 from bfm.likelihood import Spans, span_logprobs
 from bfm.model.decoder import Decoder, decode
-from bfm.model.split import mesh_of
+from bfm.model.split import mesh_of, row_shards
 from bfm.model.state import State, fetch
-from bfm.sharding import place_rows, row_shards
+from bfm.sharding import place_rows
 from bfm.store import StateStore, TurnStates, state_key
 
 # Compiled programs of this process, by function, shapes and configuration; they hold no weights.

@@ -15,7 +15,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from bfm.model.split import ROWS, VOCABULARY, Split, Table
+from bfm.model.split import ROWS, VOCABULARY, Split, Table, row_shards
 
 AXES = ("data", "fsdp", "tensor")
 # Axis letter -> mesh axis; letters that are missing here (h, W, d, v, r) are never split.
@@ -138,8 +138,3 @@ def place_rows(x: np.ndarray, mesh: Mesh | None):
     return jax.device_put(
         x, NamedSharding(mesh, PartitionSpec() if len(x) % row_shards(mesh) else ROWS)
     )
-
-
-def row_shards(mesh: Mesh | None) -> int:
-    """Return how many parts the rows of a batch are split into."""
-    return mesh.shape["data"] * mesh.shape["fsdp"] if mesh else 1

@@ -144,7 +144,9 @@ class Spool:
     def finish(self) -> None:
         """Wait until every group of every process stands in the files."""
         if jax.process_index():
-            while self.done() < self.groups:
+            # Count the file that is appended last alone, until it is whole: the others may be large.
+            name, ends = list(self._ends.items())[-1]
+            while _count(self.workdir / name) < ends[-1] or self.done() < self.groups:
                 time.sleep(0.5)
             return
         while self._next < self.groups:

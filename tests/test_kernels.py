@@ -47,13 +47,13 @@ def layout(kind: str):
 
 
 def kernel_of(name: str, past: bool):
-    if name == "library":  # what calls cuDNN, by the library's own XLA path
-        return lambda *args: kernels.library(*args, implementation="xla")
+    if name == "jax_nn":  # what calls cuDNN, by jax's own XLA path
+        return lambda *args: kernels.by_jax_nn(*args, implementation="xla")
     return kernels.choose("splash", (B, K, G, T, h), jnp.float32, past, None)
 
 
 @pytest.mark.parametrize("kind", ["whole", "padded", "packed"])
-@pytest.mark.parametrize("name", ["splash", "library"])
+@pytest.mark.parametrize("name", ["splash", "jax_nn"])
 def test_a_kernel_gives_what_xla_gives_and_its_gradient(name, kind):
     q, k, v = operands()
     segments, positions = layout(kind)

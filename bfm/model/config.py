@@ -76,7 +76,7 @@ class ModelConfig:
     sliding: int = 0  # keys that a SLIDING layer sees, itself included
     rope_local: Rope | None = None  # of SLIDING layers
     delta: Delta | None = None  # of LINEAR layers
-    attention: str = "auto"  # how softmax attention is computed: one of kernels.KERNELS
+    attention: str = "auto"  # how softmax attention is computed: see kernels.choose
 
     def __post_init__(self) -> None:
         for field in (

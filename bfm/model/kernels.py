@@ -9,27 +9,27 @@ Padding (segment 0) sees padding, so that nothing is divided by zero; nobody rea
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
 from jax.experimental.pallas.ops.tpu import splash_attention
 from jax.sharding import Mesh, PartitionSpec
 
-KERNELS = ("auto", "xla", "splash", "cudnn")
+from bfm.model.attention import Kernel
+from bfm.model.split import ROWS, row_shards
+
 BLOCKS = (512, 256, 128)  # of queries and keys: the largest that divides their number
-HEADS = PartitionSpec(("data", "fsdp"), "tensor")  # of [B, K, ..]
-ROWS = PartitionSpec(("data", "fsdp"))
+HEADS = PartitionSpec(*ROWS, "tensor")  # of [B, K, ..]
 
 Part = tuple[jax.Array, jax.Array]
 
 
 def choose(
     name: str, shape: tuple[int, ...], dtype: jnp.dtype, past: bool, mesh: Mesh | None
-) -> Callable[..., Part] | None:
+) -> Kernel | None:
     """Return the kernel (scaled q_BKGTh, k_BKTh, v_BKTh, segments_BT) -> part; None where none fits.
 
-    name: one of KERNELS; "auto" is splash on a TPU, XLA elsewhere (cuDNN has not been run yet). shape:
+    name: xla, splash, cudnn, or auto: splash on a TPU, XLA elsewhere (cuDNN has not been run). shape:
     of the queries. past: whether earlier states come before; splash then has no gradient. splash: T a
     multiple of 128, h of 64, rows and heads that the mesh divides; off a TPU it is interpreted. cuDNN:
     bf16, h up to 128, one device, no past (its log-normaliser is rounded to bf16).
@@ -38,16 +38,14 @@ def choose(
     platform = (mesh.devices.flat[0] if mesh else jax.devices()[0]).platform
     if name == "auto":
         name = "splash" if platform == "tpu" else "xla"
-    rows, heads = (
-        (mesh.shape["data"] * mesh.shape["fsdp"], mesh.shape["tensor"]) if mesh else (1, 1)
-    )
+    rows, heads = row_shards(mesh), mesh.shape["tensor"] if mesh else 1
     if not mesh and platform != "cpu" and jax.device_count() > 1:
         return None  # a kernel is not partitioned by itself, and where the arrays lie is not told
     if name == "splash" and not (T % BLOCKS[-1] or h % 64 or B % rows or K % heads):
         return functools.partial(_splash, past=past, mesh=mesh, interpret=platform != "tpu")
     fits = dtype == jnp.bfloat16 and h <= 128 and not mesh and not past
     if name == "cudnn" and platform == "gpu" and fits:
-        return functools.partial(library, implementation="cudnn")
+        return functools.partial(by_jax_nn, implementation="cudnn")
     return None
 
 
@@ -88,7 +86,7 @@ def _kernel(heads: int, T: int, past: bool, interpret: bool):
     )  # fmt: skip
 
 
-def library(q_BKGTh, k_BKTh, v_BKTh, segments_BT, implementation: str) -> Part:
+def by_jax_nn(q_BKGTh, k_BKTh, v_BKTh, segments_BT, implementation: str) -> Part:
     """Run jax.nn's attention with the mask of segments and order, by cuDNN or by XLA (for tests)."""
     B, K, G, T, h = q_BKGTh.shape
     same_BTS = segments_BT[:, :, None] == segments_BT[:, None, :]

@@ -113,6 +113,11 @@ class Table(_Held):
         return NamedSharding(self.mesh, PartitionSpec(*spec))
 
 
+def row_shards(mesh: Mesh | None) -> int:
+    """Return how many parts the rows of a batch are split into."""
+    return mesh.shape["data"] * mesh.shape["fsdp"] if mesh else 1
+
+
 def mesh_of(model: Any) -> Mesh | None:
     """Return the mesh over which a decoder's parameters lie split; None where they do not."""
     table = model.embed_VD[...]
