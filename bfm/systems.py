@@ -74,9 +74,10 @@ class Systems:
                     system.add(turn)
                     meter.add(1)
                 system.end()
+                meter.add(1)
 
-            turns = sum(map(len, missing.values()))
-            with Meter(f"{name}: writing {len(missing)} stores", turns, "turns") as meter:
+            steps = sum(len(turns) + 1 for turns in missing.values())  # the end of a history is one
+            with Meter(f"{name}: writing {len(missing)} stores", steps, "steps") as meter:
                 jobs = [
                     lambda s=made[k], t=turns: fill(s, t, meter) for k, turns in missing.items()
                 ]

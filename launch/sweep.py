@@ -7,7 +7,8 @@ Each run has its own folder below --workdir, named by its overrides, and goes on
 finished one is not run again. Prints the last held-out measurements of all.
 
 A config may also hold EVALUATE, overrides for launch/eval.py: it is then run with the reader of each
-entry ({} is the model as it is, untrained), and its results are compared instead.
+entry, and its results are compared instead. An entry that sets nothing of train is not trained: its
+reader is the run's own.
 """
 
 import json
@@ -29,27 +30,31 @@ def main() -> int:
         sweep, evaluate = held["SWEEP"], held.get("EVALUATE")
     except (OSError, KeyError) as error:
         raise _door.UsageError(f"--config: {args.config}: no list SWEEP ({error})") from None
-    if evaluate is None and not all(sweep):
+    if evaluate is None and not all(map(trains, sweep)):
         raise _door.UsageError(
-            f"--config: {args.config}: {{}} in SWEEP trains nothing; add EVALUATE"
+            f"--config: {args.config}: an entry of SWEEP trains nothing; add EVALUATE"
         )
     trained, compared = [], []
     for overrides in sweep:
         name = ",".join(f"{key.rpartition('.')[2]}={value}" for key, value in overrides.items())
-        place, reader = args.workdir / (name or "untrained"), "base"
-        if overrides:
+        place, asked = args.workdir / (name or "untrained"), {**overrides, **(evaluate or {})}
+        if trains(overrides):
             if code := run("sft.py", "curves.png", args.config, place, flags, overrides):
                 return code
-            reader = str(place / "export")
+            asked["eval.reader"] = str(place / "export")
             if evaluate is None:
                 trained.append((name, last_line(place / "dev.jsonl")))
         if evaluate is not None:
-            asked, place = {**overrides, **evaluate, "eval.reader": reader}, place / "eval"
+            place = place / "eval"
             if code := run("eval.py", "report.html", args.config, place, flags, asked):
                 return code
             compared.append((name or "untrained", json.loads((place / "summary.json").read_text())))
     show_trained(trained) if evaluate is None else show_compared(compared)
     return 0
+
+
+def trains(overrides) -> bool:
+    return any(key.startswith("train.") for key in overrides)
 
 
 def run(script: str, last: str, config: str, place: Path, flags, overrides) -> int:

@@ -18,6 +18,7 @@ from tests import models
 from tests.test_labeling import lines, record, write
 
 torch = pytest.importorskip("torch")
+torch.set_num_threads(1)  # the suite has a worker on every core
 pytestmark = pytest.mark.torch
 
 LOGITS = 1e-4  # relative to the largest logit, fp32
@@ -84,7 +85,8 @@ def test_logits(tmp_path, case):
 def test_every_dumped_sequence(tmp_path, family, form):
     """What the scorer makes of shared states equals the whole sequence in transformers."""
     folder = models.folder(tmp_path / "model", models.FAMILIES[family])
-    data = write(tmp_path / "data.jsonl", [record(i) for i in range(3)])
+    records = 1 if family == "qwen3_5" else 3  # transformers steps through its tokens in Python
+    data = write(tmp_path / "data.jsonl", [record(i) for i in range(records)])
     config = {"model": {"path": str(folder)}, "data": data, "dump_tokens": True}
     labeling.run(Settings.of(config | {"label": {"answer": form}}), tmp_path / "w")
     model = theirs(folder)
@@ -102,7 +104,7 @@ def real(smollm2_path):
 @pytest.mark.real
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_the_real_model(smollm2_path, real, tmp_path, dtype):
-    config = {"model": {"path": str(smollm2_path), "dtype": dtype}, "limit": 2}
+    config = {"model": {"path": str(smollm2_path), "dtype": dtype}, "limit": 1}
     labeling.run(Settings.of(config | {"dump_tokens": True}), tmp_path)
     errors, tokens = [], 0
     for line in lines(tmp_path / TOKENS):

@@ -12,9 +12,9 @@ import sys
 import numpy as np
 import pytest
 
-from bfm.datasets import shifting_frames as frames
 from bfm.datasets import shifting_plot as plot
 from bfm.datasets import shifting_prefs as prefs
+from bfm.datasets import shifting_words as frames
 from bfm.datasets.common import Reading
 from bfm.datasets.prepared import load
 from bfm.datasets.shifting_state import Ask, Fact, answer, evidence, needs, stale

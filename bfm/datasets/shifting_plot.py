@@ -9,8 +9,8 @@ import hashlib
 import random
 from collections.abc import Iterator, Mapping, Sequence
 
-from bfm.datasets.shifting_frames import FAMILIES, LANGUAGES, Topic
 from bfm.datasets.shifting_state import COMMITTED, Ask, Fact, answer, evidence
+from bfm.datasets.shifting_words import FAMILIES, LANGUAGES, Topic
 
 ASK_DAY = 720
 _DAY_0 = datetime.date(2023, 1, 1)

@@ -19,7 +19,10 @@ from typing import Any
 
 from bfm.datasets import shifting_plot as plot
 from bfm.datasets.common import File, Reading, permutation
-from bfm.datasets.shifting_frames import (
+from bfm.datasets.shifting_measure import measure
+from bfm.datasets.shifting_plot import Slot, rng
+from bfm.datasets.shifting_state import Ask, evidence
+from bfm.datasets.shifting_words import (
     FAMILIES,
     LANGUAGES,
     SPLIT_FAMILIES,
@@ -27,9 +30,6 @@ from bfm.datasets.shifting_frames import (
     Language,
     Topic,
 )
-from bfm.datasets.shifting_measure import measure
-from bfm.datasets.shifting_plot import Slot, rng
-from bfm.datasets.shifting_state import Ask, evidence
 from bfm.datasets.shifting_write import LENGTHS, Case, user_of, written
 from bfm.dialogue import Example
 

@@ -7,9 +7,9 @@ import dataclasses
 from collections.abc import Sequence
 
 from bfm.datasets import shifting_plot as plot
-from bfm.datasets.shifting_frames import TASKS, THINGS, Topic
 from bfm.datasets.shifting_plot import Slot, rng
 from bfm.datasets.shifting_state import Ask, answer, evidence, needs, stale
+from bfm.datasets.shifting_words import TALK, THINGS, Topic
 from bfm.dialogue import Example, Message, Question
 
 LENGTHS = (10, 100, 1000)  # exchanges of a history
@@ -163,6 +163,6 @@ def _small_talk(id_: str, index: int, user: User) -> _Exchange:
         "thing": thing,
         "back": thing[::-1],
     }
-    said = [text.format(**slots) for text in r.choice(TASKS[user.language, split])]
+    said = [text.format(**slots) for text in r.choice(TALK[user.language, split])]
     day, minute = r.randrange(3, plot.ASK_DAY - 1), r.randrange(8 * 60, 22 * 60)
     return _Exchange(day, minute, f"talk {index}", *said)
