@@ -44,7 +44,8 @@ def run(settings: Settings, workdir: Path) -> dict[str, Any]:
     seen: list[_Seen] = []
 
     def check(example: Example) -> None:
-        seen.append(_Seen.of(render(example, files.scaffold, files.config.window, settings)))
+        rendered = render(example, files.scaffold, files.config.window, settings)
+        seen.append(_Seen.of(rendered, judge is not None))
 
     source = open_data(settings, check)
     own = [seen[i] for i in (source.places if isinstance(source, Part) else range(len(source)))]
@@ -76,7 +77,7 @@ def run(settings: Settings, workdir: Path) -> dict[str, Any]:
         lines[TOKENS] = [sum(record.lines for record in own[slice(*span)]) for span in spans]
     lines[LABELS] = [end - start for start, end in spans]  # appended last
     spool = Spool(workdir, lines, count)
-    size = {k: sum(record.tokens for record in own[slice(*spans[k])]) for k in spool.mine()}
+    size = {k: sum(record.work for record in own[slice(*spans[k])]) for k in spool.mine()}
     todo = spool.todo()
     with Meter("scoring", sum(size.values()), "tokens") as meter:
         meter.skip(sum(tokens for k, tokens in size.items() if k not in todo))
@@ -94,16 +95,22 @@ def run(settings: Settings, workdir: Path) -> dict[str, Any]:
 
 @dataclasses.dataclass(frozen=True)
 class _Seen:
-    """What is kept of a record when it is checked; lines: how many it has in tokens.jsonl."""
+    """What is kept of a record when it is checked.
+
+    work: tokens that the models compute, two of them where there is a judge. lines: in tokens.jsonl.
+    """
 
     tokens: int
+    work: int
     lines: int
     evidence: tuple[int, int]
 
     @classmethod
-    def of(cls, rendered: Rendered) -> _Seen:
-        lines = (1 + len(rendered.turns)) * len(rendered.job.suffixes)
-        return cls(rendered.job.tokens, lines, rendered.evidence)
+    def of(cls, rendered: Rendered, judged: bool) -> _Seen:
+        job = rendered.job
+        work = job.tokens + (unanswered(job).tokens if judged else 0)
+        lines = (1 + len(rendered.turns)) * len(job.suffixes)
+        return cls(job.tokens, work, lines, rendered.evidence)
 
 
 def _score_groups(spool: Spool, source, spans, scorers, settings, files, meter) -> None:
@@ -131,9 +138,8 @@ def _score_groups(spool: Spool, source, spans, scorers, settings, files, meter) 
                 ahead = helper.submit(read, following)
             jobs = [r.job for r in rendered]
             if judge:
-                results = judged(
-                    base.score(list(map(unanswered, jobs))), judge[0].score(jobs, meter.add)
-                )
+                asked = base.score(list(map(unanswered, jobs)), meter.add)
+                results = judged(asked, judge[0].score(jobs, meter.add))
             else:
                 results = base.score(jobs, meter.add)
             if written:

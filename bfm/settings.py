@@ -145,7 +145,7 @@ class EvalSettings:
     reader: str = field(
         "policy",
         "who answers, for every method: the policy's own reader (policy), the base model (base), or "
-        " the export of another run",
+        "the export of another run",
     )
     readers: str = field(
         "",

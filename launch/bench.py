@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Measure likelihood scoring on this machine: rates, reuse of turn states, scaling, share of the peak.
 
-Everything is measured in one run on the same ids, ours and the peers' (a plain transformers loop where
-torch is installed, lm-evaluation-harness where it is) in turn; ratios are side by side, times medians
-of bench.repeats, with their range. Histories are cut from the bundled dialogues to the lengths of real
-ones: turns of 107 tokens, questions of 17, options of 20, answers of 3 on average. Writes bench.json (a
-list of {name, value, unit, peer, ratio, ..}) with the raw seconds, and scaling.png.
+Everything is measured in one run on the same ids, ours and the peers' (a plain transformers loop,
+lm-evaluation-harness and llama.cpp, where they are installed) in turn; ratios are side by side, times
+medians of bench.repeats, with their range. Histories are cut from the bundled dialogues to the lengths
+of real ones: turns of 107 tokens, questions of 17, options of 20, answers of 3 on average. Writes
+bench.json (a list of {name, value, unit, peer, ratio, ..}) with the raw seconds, and scaling.png.
 """
 
 import resource
@@ -14,6 +14,7 @@ import time
 from statistics import median
 
 import _door
+import _peers
 import numpy as np
 
 SEED = 0
@@ -44,8 +45,8 @@ def main(settings, workdir) -> None:
             store=StateStore(device_bytes), identity=lm.identity,
         )  # fmt: skip
 
-    model = load_peer(files.path, settings.model.dtype) if settings.bench.peer == "auto" else None
-    peers = loops(model, files.path) if model else {}
+    asks = settings.bench.peer == "auto" and settings.model.path
+    peers = _peers.load(files.path, settings.model.dtype, say) if asks else {}
     asked = sequences(lm.scaffold.head, prefixes, questions[0])
     runs = []
     for k in range(settings.bench.repeats):
@@ -213,47 +214,6 @@ def matmul_peak(decoder, tokens: int) -> float:
     return flops / total
 
 
-# --- the peers: others' scoring of the same ids --------------------------------------------------
-
-
-def load_peer(path, dtype: str):
-    """Load the same model into transformers; None where torch is not installed."""
-    try:
-        import torch
-        from transformers import AutoModelForCausalLM
-    except ImportError:
-        say("no torch here, so no peer")
-        return None
-    say("loading the peer")
-    place, more = _place(path)
-    dtype = getattr(torch, dtype)
-    return AutoModelForCausalLM.from_pretrained(place, dtype=dtype, **more).eval()
-
-
-def loops(model, path) -> dict:
-    """Return what scores `sequences` by name: a plain loop, and lm-evaluation-harness where it is."""
-    found = {"transformers": lambda rows: peer_loop(model, rows)}
-    try:
-        from lm_eval.models.huggingface import HFLM
-    except ImportError:
-        return found
-    from transformers import AutoTokenizer
-
-    place, more = _place(path)
-    tokenizer = AutoTokenizer.from_pretrained(place, **more)
-    harness = HFLM(pretrained=model, tokenizer=tokenizer, batch_size=16)
-
-    def by_harness(rows) -> list[float]:
-        asked = [(("", ""), ids[:start], ids[start:end]) for ids, (start, end) in rows]
-        return [logp for logp, _ in harness._loglikelihood_tokens(asked, disable_tqdm=True)]
-
-    return found | {"lm-evaluation-harness": by_harness}
-
-
-def _place(path) -> tuple:
-    return (path.parent, {"gguf_file": path.name}) if path.suffix == ".gguf" else (path, {})
-
-
 def sequences(head, prefixes, suffix) -> list[tuple[list[int], tuple[int, int]]]:
     """(ids, span) of what a plain loop scores: c+q, q, c+q+a, q+a."""
     rows = []
@@ -262,27 +222,6 @@ def sequences(head, prefixes, suffix) -> list[tuple[list[int], tuple[int, int]]]
         rows.append((ids[: start + suffix.q[1]], (start + suffix.q[0], start + suffix.q[1])))
         rows.append((ids, (start + suffix.a[0], start + suffix.a[1])))
     return sorted(rows, key=lambda row: len(row[0]))
-
-
-def peer_loop(model, rows, batch: int = 16) -> list[float]:
-    """Score rows in padded batches of 16, logits in full, as a plain loop does."""
-    import torch
-
-    sums = []
-    for at in range(0, len(rows), batch):
-        part = rows[at : at + batch]
-        width = max(len(ids) for ids, _ in part)
-        tokens = torch.zeros((len(part), width), dtype=torch.long)
-        mask = torch.zeros_like(tokens)
-        for i, (ids, _) in enumerate(part):
-            tokens[i, : len(ids)] = torch.tensor(ids)
-            mask[i, : len(ids)] = 1
-        with torch.no_grad():
-            logits = model(tokens, attention_mask=mask).logits
-        for i, (ids, (start, end)) in enumerate(part):
-            logp = torch.log_softmax(logits[i, start - 1 : end - 1].float(), -1)
-            sums.append(float(logp[range(end - start), ids[start:end]].sum()))
-    return sums
 
 
 # --- output --------------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -33,6 +34,7 @@ from bfm.sharding import ShardingError
 from bfm.weights import WeightsError
 
 ROOT = Path(__file__).parents[1]
+STEPS = Path(__file__).with_name("steps.txt")
 COLORS = ("red", "blue", "green")
 
 
@@ -48,8 +50,11 @@ def record(i: int) -> dict:
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
-    """A folder with data.jsonl and labels of a tiny model."""
-    folder = tmp_path_factory.mktemp("finetune")
+    return make(tmp_path_factory.mktemp("finetune"))
+
+
+def make(folder: Path) -> Path:
+    """Fill a folder with data.jsonl and labels of a tiny model."""
     lines = [json.dumps(record(i)) + "\n" for i in range(12)]
     (folder / "data.jsonl").write_text("".join(lines))
     labeling.run(settings(folder), folder / "labels")
@@ -174,6 +179,24 @@ def test_killed_and_stopped_runs_end_as_a_whole_one(made, whole, tmp_path):
     moved, plain = np.array(read(stopped)), np.array(read(whole))
     np.testing.assert_array_equal(moved[:, [0, 3, 4]], plain[:, [0, 3, 4]])
     np.testing.assert_allclose(moved[: at + 1, 1], plain[: at + 1, 1], rtol=1e-4)
+
+
+def steps(workdir: Path) -> str:
+    """Write the first ten updates as a table: step, loss, norm of the gradient, rate, tokens."""
+    return "".join("{} {:.6f} {:.6f} {:.9f} {}\n".format(*line) for line in read(workdir)[:10])
+
+
+def test_updates_are_those_on_record(whole):
+    """Ten updates, computed one after the other, stay what they were when somebody last looked.
+
+    `python -m tests.test_finetune` writes tests/steps.txt anew; a change of numbers shows in review.
+    """
+    found, known = (
+        np.array([line.split() for line in text.splitlines()], float)
+        for text in (steps(whole), STEPS.read_text())
+    )
+    np.testing.assert_allclose(found[:, 1:3], known[:, 1:3], rtol=1e-3)
+    np.testing.assert_array_equal(found[:, [0, 3, 4]], known[:, [0, 3, 4]])
 
 
 def test_a_whole_run(made, whole, monkeypatch, capfd):
@@ -309,3 +332,10 @@ def test_transformers_computes_what_was_trained(whole):
     with torch.no_grad():
         logits = theirs(torch.tensor([ids])).logits[0].numpy()
     assert np.abs(ours - logits).max() < 1e-4 * np.abs(logits).max()
+
+
+if __name__ == "__main__":
+    with tempfile.TemporaryDirectory() as scratch:
+        made = make(Path(scratch))
+        finish(command(made, made / "whole"))
+        STEPS.write_text(steps(made / "whole"))
