@@ -11,12 +11,10 @@ from bfm.settings import default_config
 
 SWEEP = [
     {},  # the answer's text, summed over its tokens, a turn by itself
-    {"label.norm": "token"},
-    {"label.answer": "letter"},
-    {"label.answer": "options"},
-    {"label.answer": "options", "label.permutations": 4},
     {"context_turns": 1},
     {"unit": "message"},
+    {"label.answer": "letter"},
+    {"label.answer": "options"},
 ]
 EVALUATE = {
     "split": "small_dev",

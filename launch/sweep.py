@@ -7,17 +7,21 @@ Each run has its own folder below --workdir, named by its overrides, and goes on
 finished one is not run again. Prints the last held-out measurements of all.
 
 A config may also hold EVALUATE, overrides for launch/eval.py: it is then run with the reader of each
-entry, and its results are compared instead. An entry that sets nothing of train is not trained: its
-reader is the run's own.
+entry, and its results are compared instead, and written to sweep.json. An entry that sets nothing of
+train is not trained: its reader is the run's own.
 """
 
 import json
+import os
+import platform
 import runpy
 import subprocess
 import sys
 from pathlib import Path
 
 import _door
+
+FIGURES = ("command", "data", "split", "n", "identity", "rows", "contrasts")  # no text of any data
 
 
 def main() -> int:
@@ -49,7 +53,17 @@ def main() -> int:
             if code := run("eval.py", "report.html", args.config, place, flags, asked):
                 return code
             compared.append((name or "untrained", json.loads((place / "summary.json").read_text())))
-    show_trained(trained) if evaluate is None else show_compared(compared)
+    if evaluate is None:
+        show_trained(trained)
+        return 0
+    show_compared(compared)
+    runs = {name: {key: found[key] for key in FIGURES} for name, found in compared}
+    for name, found in compared:
+        runs[name]["separation"] = found["diagnosis"]["separation"]
+    machine = f"{platform.machine()} {platform.system()}, {os.cpu_count()} cores"
+    from bfm.jsonl import write_json
+
+    write_json(args.workdir / "sweep.json", {"machine": machine, "runs": runs})
     return 0
 
 

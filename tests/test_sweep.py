@@ -44,6 +44,10 @@ def test_each_entry_is_evaluated_with_its_own_reader(config, tmp_path):
     found = [place / name / "eval" / "summary.json" for name in ("untrained", "evidence=chance")]
     models = [json.loads(path.read_text())["identity"]["models"]["reader"] for path in found]
     assert models[0] == "" and models[1]  # the base model, and the export of the run
+    kept = json.loads((place / "sweep.json").read_text())["runs"]
+    assert list(kept) == ["untrained", "evidence=chance"]
+    for own in kept.values():
+        assert own["n"] == 3 and own["rows"] and own["separation"] and "eval.py" in own["command"]
     before = [path.stat().st_mtime_ns for path in found]
     again = launch("sweep.py", *args)
     assert again.returncode == 0 and "==" not in again.stdout  # nothing ran
