@@ -113,6 +113,17 @@ def with_interval(value: float | None, low: float | None, high: float | None) ->
     return f"{value:.2f}" if low is None else f"{value:.2f}  ({low:.2f} .. {high:.2f})"
 
 
+def quality(rows: Sequence[Mapping[str, Any]]) -> RenderableType:
+    """Return how far labels agree with labelled evidence, as `bfm.quality.compare` gives it."""
+    table = Table(box=box.SIMPLE_HEAD, title="labels against evidence", title_justify="left")
+    for name in ("", "share, 95 %", "records"):
+        table.add_column(name, justify="right" if name else "left")
+    for row in rows:
+        cell = with_interval(row["value"], row["low"], row["high"])
+        table.add_row(row["what"], cell, str(row["n"]))
+    return table
+
+
 def _verdict(label: Label) -> Text:
     if label.gate is None:
         return Text("no answer: Sal_q only")

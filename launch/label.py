@@ -4,7 +4,8 @@
 Writes labels.jsonl (a line a record, in input order), labels.meta.json (what the labels were made
 with, and timing) and, with --config.dump_tokens=true, tokens.jsonl (every scored sequence as ids).
 With tau=auto also tau.json and tau.png; with label.rounds, rounds/ with the readers that were
-fine-tuned to judge. Started again after a kill it goes on where it stopped and gives the same bytes.
+fine-tuned to judge; where the data names evidence, labels.quality.json says how far the labels agree
+with it. Started again after a kill it goes on where it stopped and gives the same bytes.
 Several processes (launch/cluster.md) share the work and write one file.
 """
 
@@ -14,8 +15,10 @@ import _door
 def main(settings, workdir) -> None:
     _door.join_processes()
     import jax
+    from rich.console import Console
 
-    from bfm import labeling, tau
+    from bfm import labeling, quality, show, tau
+    from bfm.jsonl import write_json
 
     if settings.tau == "auto":
         tau.check(settings)
@@ -45,6 +48,9 @@ def main(settings, workdir) -> None:
             f"tau = {choice['tau']:.3f} nats: reader accuracy {best:.3f} on {choice['dev']} held-out "
             f"examples (curve: {workdir / 'tau.png'})"
         )
+    if found := quality.against_evidence(settings, workdir):
+        write_json(workdir / "labels.quality.json", found)
+        Console().print(show.quality(found))
     print(
         f"{workdir / labeling.LABELS}: {meta['records']} records{skipped}; "
         f"{tokens:,} tokens in {timing['score_s']:.1f} s ({rate:,.0f} tokens/s), "
