@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from bfm.heads import controller_prompt, reader_room
 from bfm.jsonl import read_lines, write_json
 from bfm.labels import render
 from bfm.lm import ModelFiles, code_hash
-from bfm.opening import open_base, open_data, open_tuned
+from bfm.opening import Part, open_base, open_data, open_tuned
 from bfm.prompts import PromptError
 from bfm.settings import Settings, SettingsError, numbers
 from bfm.tokenizer import TokenizerError
@@ -85,7 +86,8 @@ def _evaluate(settings: Settings, workdir: Path) -> tuple[Any, dict[str, Any], d
         raise SettingsError("eval.chat_model: give it together with eval.chat_url")
     if settings.eval.chat_url:
         backend.address(settings.eval.chat_url)
-    check = lambda example: _check(example, files, methods, settings)  # noqa: E731
+    sizes: list[int] = []
+    check = lambda example: sizes.append(_check(example, files, methods, settings))  # noqa: E731
     if jax.process_count() > 1 and (named := [m for m in methods if m in SYSTEMS]):
         raise SettingsError(f"methods: {named[0]} writes its stores in one process; run it apart")
     source = open_data(settings, check)
@@ -95,6 +97,7 @@ def _evaluate(settings: Settings, workdir: Path) -> tuple[Any, dict[str, Any], d
     others = other_users([name for name, _ in seen])
     if "other" in methods and others is None:
         raise SettingsError("methods: 'other' reads another user's history; there is one user only")
+    own = [sizes[i] for i in (source.places if isinstance(source, Part) else range(len(source)))]
     dev = _dev(settings, source, check)
     identity = {
         **files.identity(settings.model.dtype), "data": source.sha256, "code": code_hash(),
@@ -116,11 +119,27 @@ def _evaluate(settings: Settings, workdir: Path) -> tuple[Any, dict[str, Any], d
     work = Harness(settings, files, tuned, methods, workdir)
     ks = work.tune(dev, workdir) if dev else {}
     if todo := spool.todo():
+        print(f"{len(source):,} examples by {len(methods)} methods: "
+              f"some {plan(own, methods, settings):,} tokens to score", file=sys.stderr)  # fmt: skip
         if dev and "rmm" in methods:
             work.teach(dev, workdir)
         work.run(source, others, ks, spool, todo, workdir)
     spool.finish()
     return source, identity, ks
+
+
+def plan(sizes: Sequence[int], methods: Sequence[str], settings: Settings) -> int:
+    """Estimate the tokens that an evaluation computes, from those of each example's turns.
+
+    Every turn is scored with the question, and with the answer where Sal_a is asked for; a method reads
+    up to its budget. Models that write (memories, free answers) come on top.
+    """
+    passes = 1 + (settings.eval.sal_a or "sal_a" in methods) + ("ebf" in methods)
+    budgets = [
+        0 if m == "none" or m in CONTROLS else 10**9 if m == "full" else settings.eval.budget
+        for m in methods
+    ]
+    return sum(passes * size + sum(min(size, budget) for budget in budgets) for size in sizes)
 
 
 def _spool(workdir: Path, options: Sequence[bool], methods: Sequence[str]) -> Spool:
@@ -197,14 +216,15 @@ def _dev(settings: Settings, source, check):
     return dev
 
 
-def _check(example: Example, files: ModelFiles, methods, settings: Settings) -> None:
+def _check(example: Example, files: ModelFiles, methods, settings: Settings) -> int:
+    """Return the tokens of an example's turns, each with the question. Raises RecordError."""
     if example.question.options and example.answer_index < 0:
         raise RecordError("answer_index", "missing, or no option: an answer cannot be graded")
     if not example.question.options and "ebf" in methods:
         raise RecordError("options", "missing: the method ebf needs them; leave it out of methods")
     if not example.question.options and not example.answer:
         raise RecordError("answer", "missing: a free answer cannot be graded")
-    render(example, files.scaffold, files.config.window, settings)
+    rendered = render(example, files.scaffold, files.config.window, settings)
     question, turns = example.question, turns_of(example.question.messages, settings.unit)
     try:
         controller_prompt(files.scaffold, question, turns, [None] * len(turns), settings)
@@ -213,6 +233,7 @@ def _check(example: Example, files: ModelFiles, methods, settings: Settings) -> 
     kept = longest(question, settings)
     if (room := reader_room(files.scaffold, question, settings, kept)) < 0:
         raise RecordError("query", f"question and options take {-room} tokens over train.tokens")
+    return rendered.job.tokens
 
 
 def parse_contrasts(text: str, methods: Sequence[str]) -> list[tuple[str, str]]:

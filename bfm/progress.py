@@ -32,6 +32,7 @@ class Meter:
     def __init__(self, title: str, total: int, unit: str):
         self.title, self.total, self.unit = title, total, unit
         self.done = self.skipped = 0
+        self._told = -1  # what was done when the last line was printed
         self._started = self._printed = time.monotonic()
         self._bar: Progress | None = None
         self._outermost = False
@@ -62,7 +63,7 @@ class Meter:
             self._bar.stop()
         elif self._bar:
             self._bar.remove_task(self._task)
-        elif kind is None:
+        elif kind is None and self._told != self.done:
             self._line()
 
     def skip(self, amount: int) -> None:
@@ -87,7 +88,7 @@ class Meter:
         return f"{1 / rate:,.1f} s each" if 0 < rate < 1 else f"{rate:,.0f} {self.unit}/s"
 
     def _line(self) -> None:
-        self._printed = time.monotonic()
+        self._printed, self._told = time.monotonic(), self.done
         rate = self._rate()
         if not self.total:
             text = f"{self.title}: {self.done:,} {self.unit}, {self._rate_text()}"

@@ -141,7 +141,9 @@ def notes(results: Lines, table: Sequence[dict[str, Any]]) -> tuple[list[str], b
     valid = errors <= MOST_ERRORS * len(results)
     if not valid:
         found.append(f"This run is invalid: {errors} of {len(results)} answers failed.")
-    if "evidence" in lines and "none" in lines:
+    if "evidence" in lines and all(line["recall"] is None for line in lines["evidence"]):
+        found.append("No example names its evidence, so the row 'evidence' reads nothing.")
+    elif "evidence" in lines and "none" in lines:
         gap = paired(lines["none"], outcomes(lines["evidence"]), outcomes(lines["none"]))
         if gap.difference < GAP or gap.low is None or gap.low < GAP_LOW:
             span = "one user, no interval"

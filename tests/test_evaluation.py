@@ -510,10 +510,12 @@ def test_reliability_and_notes():
         [pytest.approx(0.125), 0.5, 2], [0.95, 1.0, 1],
     ]  # fmt: skip
     lines = [
-        {"method": m, "group": str(i), "correct": float(m == "evidence"), "status": "ok"}
+        {"method": m, "group": str(i), "correct": float(m == "evidence"), "status": "ok", "recall": 1}
         for i in range(20) for m in ("none", "evidence")
     ]  # fmt: skip
     assert summary.notes(lines, [{"errors": 0}]) == ([], True)
+    [note], _ = summary.notes([line | {"recall": None} for line in lines], [{"errors": 0}])
+    assert "No example names its evidence" in note
     assert not summary.notes(lines, [{"errors": 1}])[1] and len(lines) == 40  # 2.5 %
 
 
@@ -531,6 +533,13 @@ def test_methods_that_are_none_are_refused(text):
     with pytest.raises(SettingsError, match="methods"):
         parse_methods(text)
     assert parse_methods("bfm, full") == ("bfm", "full") and set(QUIET.split(",")) < set(METHODS)
+
+
+def test_the_plan_counts_what_is_computed():
+    made = settings("dialogues", "none,full,bm25,first", budget=100)
+    methods = parse_methods(made.methods)
+    # Sal_q and Sal_a of all, then nothing, everything, up to the budget, and no model at all.
+    assert comparing.plan([300, 50], methods, made) == 2 * 350 + 0 + 350 + (100 + 50)
 
 
 def test_a_method_that_needs_options_says_so(tmp_path):

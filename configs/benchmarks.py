@@ -1,0 +1,48 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Does what is read matter on the real benchmarks, at a size that runs on two cores?
+
+    python launch/sweep.py --config configs/benchmarks.py --workdir runs/benchmarks \\
+        --config.data_dir=DIR
+
+Each set twice: SmolLM2-135M as it is, and with a reader taught on turns by chance of the set's own
+train split (up to 40 updates), which needs no evidence labels. Forty questions of the test split each;
+some three hours on two cores in all. Left out for cost: folds, further seeds, the budget of 2,048
+tokens, readers taught on each selector, the memories that a language model writes, the long sets
+(PersonaMem, LoCoMo, LongMemEval).
+
+Predictions, written before any result:
+  - untouched, evidence does not beat no memory by 15 points on any set: all are marked uninformative;
+  - taught by chance, Sal_a orders the evidence of MemBench-High above 0.7, and what it picks (it knows
+    the answer) is read with more success than nothing: sal_a-none above 0 on MemBench-High;
+  - Sal_q and MiniLM order MemBench-High's evidence alike (within 0.1), both above 0.65;
+  - the expected Bayes factor orders it worse than Sal_q (as on shifting_prefs);
+  - on PrefEval's choice form, where a history holds two turns and one of them states the preference,
+    no selector differs from reading everything by more than 5 points; on its persona form by 10.
+"""
+
+from bfm.settings import default_config
+
+SETS = ("membench_high", "prefeval_persona", "prefeval_choice")
+SWEEP = [{"data": name, **taught} for name in SETS for taught in ({}, {"train.evidence": "chance"})]
+EVALUATE = {
+    "split": "test",
+    "limit": 40,
+    "methods": "none,full,random,recency,bm25,embedding,sal_q,ebf,evidence,sal_a,other,longest,first",
+    "eval.contrasts": "sal_q-none,sal_q-embedding,sal_q-bm25,sal_q-full,ebf-sal_q,sal_a-none",
+}
+
+
+def get_config():
+    config = default_config()
+    config.data = SETS[0]
+    config.split = "train"
+    config.limit = 320  # up to 40 updates
+    config.train.heads = "reader"
+    config.train.epochs = 1
+    config.train.dev = 0.0  # what is held out is another split, evaluated below
+    config.train.batch_size = 8
+    config.train.tokens = 1024
+    config.train.remat = False
+    config.train.learning_rate = 1e-3
+    config.tau = "0.0"  # Sal_a's own sign decides
+    return config
