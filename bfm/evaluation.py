@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -42,20 +42,24 @@ def evaluate(
     models: Models,
     settings: Settings,
     ks: Mapping[str, int],
+    on_steps: Callable[[int], None] = lambda n: None,
 ) -> Evaluated:
     """Run every method on a group of examples.
 
     others[i]: turns of another user, for the control of that name. ks: most turns by method (default
     eval.k). `seconds` of a line is the share of its choice in the group's time and of its prompt's
-    tokens in the reader's; the first group's holds compilation.
+    tokens in the reader's; the first group's holds compilation. on_steps is told how many steps more
+    are done; an example takes `steps` of them.
     """
     questions = [example.question for example in examples]
     turns = [turns_of(question.messages, settings.unit) for question in questions]
     started = time.perf_counter()
     sal_q = saliency_q(models, questions, settings)
     base_s = (time.perf_counter() - started) / len(examples)
+    on_steps(len(examples))
     wanted = settings.eval.sal_a or "sal_a" in methods
     sal_a = saliency_a(models, examples, settings) if wanted else [None] * len(examples)
+    on_steps(len(examples) * bool(wanted))
     oracle = Oracle([evidence_turns(example, settings.unit) for example in examples], sal_a)
     chosen: dict[str, list[Choice]] = {}
     spent: dict[str, float] = {}
@@ -70,10 +74,12 @@ def evaluate(
         spent[method] = (time.perf_counter() - started) / len(examples)
         if method in ("bfm", "bfm_open", "tau_q", "sal_q", "ebf"):
             spent[method] += base_s
+        on_steps(len(examples))
     shown = _show(chosen, questions, turns, models, settings)
     form, scaffold = settings.label.answer, models.base.scaffold
     bare = [len(asked(scaffold, question, form)) for question in questions]
     found, per_token = _answer(shown, examples, models, settings, bare)
+    on_steps(len(examples) * len(shown))
     lines = []
     for i, example in enumerate(examples):
         own = []
@@ -105,6 +111,12 @@ def evaluate(
         for i in range(len(examples))
     ]
     return Evaluated(lines, scores)
+
+
+def steps(methods: Sequence[str], settings: Settings) -> int:
+    """Return how many steps an example takes: both saliencies; of each method, choice and answer."""
+    wanted = settings.eval.sal_a or "sal_a" in methods
+    return 1 + wanted + 2 * sum(method not in CONTROLS for method in methods)
 
 
 def _show(chosen, questions, turns, models, settings) -> dict[str, list[ReaderPrompt]]:

@@ -15,7 +15,7 @@ from bfm.baselines import backend
 from bfm.baselines.reranker import Reranker
 from bfm.choosing import SYSTEMS, TUNED, Models
 from bfm.dialogue import turns_of
-from bfm.evaluation import evaluate
+from bfm.evaluation import evaluate, steps
 from bfm.jsonl import json_lines, write_json
 from bfm.lm import ModelFiles
 from bfm.progress import Meter
@@ -134,15 +134,18 @@ class Harness:
         """Evaluate groups of examples: those of this process that are not done."""
         settings = self.settings
         places = {k: group(k, len(source)) for k in spool.mine()}
-        with Meter("evaluating", sum(map(len, places.values())), "examples") as meter:
-            meter.skip(sum(len(own) for k, own in places.items() if k not in todo))
+        each = steps(self.methods, settings)
+        with Meter("evaluating", each * sum(map(len, places.values())), "steps") as meter:
+            meter.skip(each * sum(len(own) for k, own in places.items() if k not in todo))
             for k in todo:
                 examples = [source[i] for i in places[k]]
                 histories = [
                     turns_of(source[others[i]].question.messages, settings.unit)
                     if "other" in self.methods else () for i in places[k]
                 ]  # fmt: skip
-                found = evaluate(examples, histories, self.methods, self.models, settings, ks)
+                found = evaluate(
+                    examples, histories, self.methods, self.models, settings, ks, meter.add
+                )
                 scores = [
                     {"id": example.question.id} | {m: _rounded(own) for m, own in scored.items()}
                     for example, scored in zip(examples, found.scores, strict=True)
@@ -151,7 +154,6 @@ class Harness:
                 spool.put(k, {RESULTS: json_lines(lines), SALIENCY: json_lines(scores)})
                 if self.models.systems:
                     write_json(workdir / SYSTEM_COSTS, self.models.systems.costs())
-                meter.add(len(examples))
 
 
 def group(k: int, examples: int) -> range:
