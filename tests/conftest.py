@@ -54,3 +54,17 @@ def tiny(tiny_folder):
     from bfm import lm
 
     return lm.load(str(tiny_folder))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def let_programs_go():
+    """Forget compiled programs before a worker holds too many: each takes memory mappings, of which
+    Linux allows a process 65,530, and XLA aborts at the next.
+    """
+    yield
+    maps = Path("/proc/self/maps")
+    if maps.exists() and maps.read_bytes().count(b"\n") > 30_000:
+        from bfm import saliency
+
+        saliency._PROGRAMS.clear()
+        jax.clear_caches()
