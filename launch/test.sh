@@ -6,7 +6,8 @@ usage() {
   cat <<'TEXT'
 usage: bash launch/test.sh [--all] [--python VERSION] [pytest arguments...]
 
-Without --all: the tests that need no torch.
+Without --all: the tests that need no torch, but for those of several processes and whole runs, which
+take half a minute or more each. Tests that are named run whatever they take.
 With --all, what CI runs: ruff's checks, the whole suite (torch and accelerate are installed for
 the parity tests), and launch/quickstart.sh. Paths are taken from the project's folder:
   bash launch/test.sh tests/test_dialogue.py -k duplicate
@@ -88,7 +89,9 @@ if $all; then
   fi
   step 'quickstart' bash launch/quickstart.sh
 else
-  step 'tests that need no torch' run_pytest -m 'not torch'
+  quick='not torch'
+  [ "${#args[@]}" != 0 ] || quick='not torch and not slow'
+  step 'tests that need no torch' run_pytest -m "$quick"
 fi
 
 echo

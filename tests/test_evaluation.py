@@ -168,6 +168,7 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 """
 
 
+@pytest.mark.slow
 def test_processes_evaluate_together(tmp_path):
     """Two processes, seven examples: each once, in order, as one process answers; one report."""
     data = write(tmp_path / "data.jsonl", [record(i) for i in range(7)])

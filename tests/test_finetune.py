@@ -139,6 +139,7 @@ def whole(made):
     return workdir
 
 
+@pytest.mark.slow
 def test_two_processes_train_as_one(made, whole, tmp_path):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -162,6 +163,7 @@ def test_two_processes_train_as_one(made, whole, tmp_path):
     assert lm.open_model(str(tmp_path / "two" / "export")).config.d_model == 64
 
 
+@pytest.mark.slow
 def test_killed_and_stopped_runs_end_as_a_whole_one(made, whole, tmp_path):
     killed, stopped = (tmp_path / name for name in ("killed", "stopped"))
     run_until(7, signal.SIGKILL, command(made, killed), killed)

@@ -232,6 +232,7 @@ def test_a_mesh_that_does_not_divide_is_refused_first(make, tmp_path):
     assert not (tmp_path / "w").exists()
 
 
+@pytest.mark.slow
 def test_processes_label_together(make, tmp_path):
     """Three processes, eleven records: each record once, the bytes of one process."""
     settings = make([{**record(0, n=2 + i % 2), "id": f"r{i}"} for i in range(11)])  # few shapes
@@ -287,6 +288,7 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dead", [0, 1])
 def test_a_process_that_is_killed_ends_the_others(make, tmp_path, monkeypatch, dead):
     """The survivor ends with an error, what is whole stays, one process goes on to the same bytes."""

@@ -35,6 +35,7 @@ def config(tmp_path):
     return write
 
 
+@pytest.mark.slow
 def test_each_entry_is_evaluated_with_its_own_reader(config, tmp_path):
     place = tmp_path / "runs"
     args = ("--config", config([{}, {"train.evidence": "chance"}]), "--workdir", str(place), *FLAGS)
