@@ -19,7 +19,10 @@ if TYPE_CHECKING:
     from bfm.datasets import Prepared
 
 DIALOGUES = Path(__file__).parent / "dialogues.jsonl"
-SHIPPED = Path(__file__).parent / "policy.safetensors"  # for the default model; configs/shipped.py
+SHIPPED = {  # adapters of the default model that come with bfm, and the configs that made them
+    "shipped": Path(__file__).parent / "policy.safetensors",  # shipped.py
+    "judge": Path(__file__).parent / "judge.safetensors",  # judge.py
+}
 
 
 def open_base(settings: Settings) -> ModelFiles:
@@ -31,8 +34,7 @@ def open_base(settings: Settings) -> ModelFiles:
 def open_tuned(path: str, field: str, base: ModelFiles | LM) -> ModelFiles | None:
     """Open a model that was fine-tuned from `base`; None for "". `field` is the setting that names it.
 
-    path: an export, an adapter.safetensors of launch/sft.py, or "shipped" for the adapter that comes
-    with bfm. Raises ModelError where adapters belong to other weights or the chat template is another
+    path: an export, an adapter.safetensors of launch/sft.py, or a name in SHIPPED. Raises ModelError where adapters belong to other weights or the chat template is another
     than the base model's, WeightsError for a file that holds no adapters. A loaded base takes an export
     only; `bfm.lm.adapted` gives it adapters.
     """
@@ -53,8 +55,8 @@ def open_tuned(path: str, field: str, base: ModelFiles | LM) -> ModelFiles | Non
 
 
 def adapter_at(path: str) -> Path | None:
-    """Return the file of adapters that `path` names: "shipped" or *.safetensors; else None."""
-    return SHIPPED if path == "shipped" else Path(path) if path.endswith(".safetensors") else None
+    """Return the file of adapters that `path` names: one of SHIPPED, or *.safetensors; else None."""
+    return SHIPPED.get(path) or (Path(path) if path.endswith(".safetensors") else None)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import bfm
-from bfm import labeling
+from bfm import labeling, lm, opening
 from bfm.dialogue import parse_example, turns_of
 from bfm.likelihood import Spans, span_logprobs
 from bfm.settings import Settings
@@ -49,6 +49,14 @@ def test_plain_text_has_the_known_likelihood(smollm2):
     positions = jnp.arange(n + 1)[None]
     _, total = jax.jit(span_logprobs)(smollm2.decoder, tokens, positions, segments, spans)
     assert n == 51 and -float(total[0, 0]) / n == pytest.approx(1.834, abs=0.002)
+
+
+@pytest.mark.parametrize("name", opening.SHIPPED)
+def test_the_adapters_that_ship_are_of_the_default_model(smollm2_path, name):
+    tuned = opening.open_tuned(name, "policy", lm.open_model(str(smollm2_path)))
+    assert opening.SHIPPED[name].stat().st_size < 3_000_000
+    moved = [float(np.abs(x).max()) for x in tuned.adapter.params.values()]
+    assert min(moved) > 0 and max(moved) < 10
 
 
 def test_bundled_dialogues_give_finite_labels(smollm2_path, tmp_path):
