@@ -242,9 +242,9 @@ class BayesFactorMemory:
                 base = files.load(settings.model.dtype)
             policy = self._tuned(base)
             reader = policy or base
-            weights = json.loads(base.identity).get("weights")
-            if policy is None and self._policy == "" and weights == lora.base_of(SHIPPED["shipped"]):
-                reader = adapted(base, lora.read(SHIPPED["shipped"], base.config))
+            weights, ours = json.loads(base.identity).get("weights"), SHIPPED["shipped"]
+            if policy is None and self._policy == "" and weights == lora.base_of(ours):
+                reader = adapted(base, lora.read(ours, base.config))
             tokens = min(base.config.window, reader.config.window, settings.train.tokens)
             train = dataclasses.replace(settings.train, tokens=tokens)
             settings, head = dataclasses.replace(settings, train=train), base.scaffold.head

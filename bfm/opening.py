@@ -34,9 +34,10 @@ def open_base(settings: Settings) -> ModelFiles:
 def open_tuned(path: str, field: str, base: ModelFiles | LM) -> ModelFiles | None:
     """Open a model that was fine-tuned from `base`; None for "". `field` is the setting that names it.
 
-    path: an export, an adapter.safetensors of launch/sft.py, or a name in SHIPPED. Raises ModelError where adapters belong to other weights or the chat template is another
-    than the base model's, WeightsError for a file that holds no adapters. A loaded base takes an export
-    only; `bfm.lm.adapted` gives it adapters.
+    path: an export, an adapter.safetensors of launch/sft.py, or a name in SHIPPED. Raises ModelError
+    where adapters belong to other weights or the chat template is another than the base model's,
+    WeightsError for a file that holds no adapters. A loaded base takes an export only;
+    `bfm.lm.adapted` gives it adapters.
     """
     if not path:
         return None

@@ -57,8 +57,8 @@ class LabelSettings:
     )
     from_checkpoint: str = field(
         "",
-        "score log p(a) with this fine-tuned reader (export/ or adapter.safetensors of launch/sft.py, or "
-        "'judge', the adapter that comes with bfm for the default model); log p(q) stays the base "
+        "score log p(a) with this fine-tuned reader: export/ or adapter.safetensors of launch/sft.py, "
+        "or 'judge', adapters that come with bfm for the default model; log p(q) stays the base "
         "model's; empty: the base model scores both",
     )
     rounds: int = field(

@@ -5,7 +5,13 @@
 
 leaves adapter.safetensors, which is bfm/judge.safetensors (`label.from_checkpoint=judge`): a reader
 taught to answer after one to five turns drawn by chance. It needs no evidence labels, and log p(answer)
-after a turn then depends on what the turn says.
+after a turn then depends on what the turn says. Forty-six minutes of one core. On the 16 bundled
+dialogues, which it was not taught on,
+
+    python launch/label.py --config configs/smollm2_135m.py --workdir runs/labels \\
+        --config.label.from_checkpoint=judge
+
+says that its highest turn is evidence in 0.46 [0.23, 0.69] of 13 (untouched 0.08 [0.00, 0.23]).
 """
 
 from bfm.settings import default_config
