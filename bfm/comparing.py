@@ -17,12 +17,13 @@ from bfm.answering import longest
 from bfm.baselines import backend
 from bfm.choosing import CONTROLS, SYSTEMS, parse_methods
 from bfm.dialogue import Example, RecordError, evidence_turns, group_of, turns_of
+from bfm.evaluation import wants_sal_a
 from bfm.harness import GROUP, RESULTS, SALIENCY, SYSTEM_COSTS, Harness, group
 from bfm.heads import controller_prompt, reader_room
 from bfm.jsonl import read_lines, write_json
 from bfm.labels import render
 from bfm.lm import ModelFiles, code_hash
-from bfm.opening import Part, open_base, open_data, open_tuned
+from bfm.opening import noted, open_base, open_data, open_tuned
 from bfm.prompts import PromptError
 from bfm.settings import Settings, SettingsError, numbers
 from bfm.tokenizer import TokenizerError
@@ -97,7 +98,7 @@ def _evaluate(settings: Settings, workdir: Path) -> tuple[Any, dict[str, Any], d
     others = other_users([name for name, _ in seen])
     if "other" in methods and others is None:
         raise SettingsError("methods: 'other' reads another user's history; there is one user only")
-    own = [sizes[i] for i in (source.places if isinstance(source, Part) else range(len(source)))]
+    tokens = plan(noted(source, sizes), methods, settings)
     dev = _dev(settings, source, check)
     identity = {
         **files.identity(settings.model.dtype), "data": source.sha256, "code": code_hash(),
@@ -120,7 +121,7 @@ def _evaluate(settings: Settings, workdir: Path) -> tuple[Any, dict[str, Any], d
     ks = work.tune(dev, workdir) if dev else {}
     if todo := spool.todo():
         print(f"{len(source):,} examples by {len(methods)} methods: "
-              f"some {plan(own, methods, settings):,} tokens to score", file=sys.stderr)  # fmt: skip
+              f"some {tokens:,} tokens to score", file=sys.stderr)  # fmt: skip
         if dev and "rmm" in methods:
             work.teach(dev, workdir)
         work.run(source, others, ks, spool, todo, workdir)
@@ -134,7 +135,7 @@ def plan(sizes: Sequence[int], methods: Sequence[str], settings: Settings) -> in
     Every turn is scored with the question, and with the answer where Sal_a is asked for; a method reads
     up to its budget. Models that write (memories, free answers) come on top.
     """
-    passes = 1 + (settings.eval.sal_a or "sal_a" in methods) + ("ebf" in methods)
+    passes = 1 + wants_sal_a(methods, settings) + ("ebf" in methods)
     budgets = [
         0 if m == "none" or m in CONTROLS else 10**9 if m == "full" else settings.eval.budget
         for m in methods

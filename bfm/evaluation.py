@@ -57,9 +57,9 @@ def evaluate(
     sal_q = saliency_q(models, questions, settings)
     base_s = (time.perf_counter() - started) / len(examples)
     on_steps(len(examples))
-    wanted = settings.eval.sal_a or "sal_a" in methods
+    wanted = wants_sal_a(methods, settings)
     sal_a = saliency_a(models, examples, settings) if wanted else [None] * len(examples)
-    on_steps(len(examples) * bool(wanted))
+    on_steps(len(examples) * wanted)
     oracle = Oracle([evidence_turns(example, settings.unit) for example in examples], sal_a)
     chosen: dict[str, list[Choice]] = {}
     spent: dict[str, float] = {}
@@ -113,10 +113,16 @@ def evaluate(
     return Evaluated(lines, scores)
 
 
+def wants_sal_a(methods: Sequence[str], settings: Settings) -> bool:
+    """Say whether Sal_a of every turn is scored: asked for, or what a method reads by."""
+    return settings.eval.sal_a or "sal_a" in methods
+
+
 def steps(methods: Sequence[str], settings: Settings) -> int:
     """Return how many steps an example takes: both saliencies; of each method, choice and answer."""
-    wanted = settings.eval.sal_a or "sal_a" in methods
-    return 1 + wanted + 2 * sum(method not in CONTROLS for method in methods)
+    return (
+        1 + wants_sal_a(methods, settings) + 2 * sum(method not in CONTROLS for method in methods)
+    )
 
 
 def _show(chosen, questions, turns, models, settings) -> dict[str, list[ReaderPrompt]]:

@@ -16,7 +16,7 @@ from bfm.dialogue import Example
 from bfm.jsonl import write_json
 from bfm.labels import Rendered, label, render, token_lines
 from bfm.lm import ModelFiles, code_hash
-from bfm.opening import Part, open_base, open_data, open_tuned
+from bfm.opening import noted, open_base, open_data, open_tuned
 from bfm.progress import Meter
 from bfm.saliency import Scorer, Timing, unanswered
 from bfm.settings import Settings
@@ -48,7 +48,7 @@ def run(settings: Settings, workdir: Path) -> dict[str, Any]:
         seen.append(_Seen.of(rendered, judge is not None))
 
     source = open_data(settings, check)
-    own = [seen[i] for i in (source.places if isinstance(source, Part) else range(len(source)))]
+    own = noted(source, seen)
     starts = group_starts([record.tokens for record in own])
     spans = list(zip(starts, [*starts[1:], len(source)], strict=True))
     mesh = sharding.local_mesh(settings.mesh.data, settings.mesh.fsdp, settings.mesh.tensor)

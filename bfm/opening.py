@@ -5,9 +5,9 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from bfm import lora
 from bfm.dialogue import Example, generator, group_of
@@ -18,6 +18,7 @@ from bfm.settings import Settings, parse_fold
 if TYPE_CHECKING:
     from bfm.datasets import Prepared
 
+T = TypeVar("T")
 DIALOGUES = Path(__file__).parent / "dialogues.jsonl"
 SHIPPED = {  # adapters of the default model that come with bfm, and the configs that made them
     "shipped": Path(__file__).parent / "policy.safetensors",  # shipped.py
@@ -106,6 +107,12 @@ def open_data(
     if not len(part):
         raise DataError(f"{settings.data}: fold {settings.fold} holds no record")
     return part
+
+
+def noted(source: JsonlSource | Prepared | Part, notes: Sequence[T]) -> Sequence[T]:
+    """Return what a `check` noted of each record of a source; it sees those outside a fold, too."""
+    places = source.places if isinstance(source, Part) else range(len(source))
+    return [notes[i] for i in places]
 
 
 def _open_whole(settings: Settings, check: Callable[[Example], None]) -> JsonlSource | Prepared:

@@ -7,6 +7,7 @@ anything is taught by it.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -32,10 +33,13 @@ def against_evidence(settings: Settings, workdir: Path) -> list[Row]:
     turn is evidence. Of all: whether the gate opens where there is evidence, and the focus, turn by
     turn.
     """
-    source = open_data(settings)
+    labels = {label["id"]: label for label in read_lines(workdir / LABELS)}
+    # A record that labeling skipped still counts here, so the limit is not where it was.
+    source = open_data(dataclasses.replace(settings, limit=0, on_bad_record="skip"))
     return compare([
-        (group_of(example), label, evidence_turns(example, settings.unit))
-        for example, label in zip(source, read_lines(workdir / LABELS), strict=True)
+        (group_of(example), labels[example.question.id], evidence_turns(example, settings.unit))
+        for example in map(source.__getitem__, range(len(source)))
+        if example.question.id in labels
     ])  # fmt: skip
 
 

@@ -39,20 +39,27 @@ def test_shares_by_hand():
     assert quality.compare([("u", label([1.0], [1.0], [0]), [])]) == []  # nothing to compare with
 
 
-def test_labels_of_a_set_are_compared_in_its_order(tmp_path):
-    records = [record(i) | {"evidence": [i % 2]} for i in range(3)]
+def by_hand(workdir, records) -> float:
+    """The share of turns that Sal_q puts below the one that is evidence, a mean over labels."""
+    own = {r["id"]: r["evidence"][0] // 2 for r in records}  # messages come in pairs
+    lines = map(json.loads, (workdir / "labels.jsonl").read_text().splitlines())
+    scores = [(np.array(line["sal_q"]), own[line["id"]]) for line in lines]
+    return float(np.mean([np.mean(of[turn] > np.delete(of, turn)) for of, turn in scores]))
+
+
+@pytest.mark.parametrize("limit", [0, 3])
+@pytest.mark.parametrize("long", [None, 1])
+def test_labels_are_compared_with_the_records_that_they_are_of(tmp_path, limit, long):
+    """A query that is too long for the window is found by labeling alone, and skipped."""
+    records = [record(i) | {"evidence": [2 * i]} for i in range(4)]
+    if long is not None:
+        records[long]["query"] = "tea " * 100_000
     settings = Settings.of({
         "model": {"path": "", "arch": "tiny"}, "data": write(tmp_path / "d.jsonl", records),
-        "tau": "0.0",
+        "tau": "0.0", "on_bad_record": "skip", "limit": limit,
     })  # fmt: skip
-    labeling.run(settings, tmp_path / "w")
+    meta = labeling.run(settings, tmp_path / "w")
+    assert (meta["records"], meta["skipped"]) == (limit or 4 - (long is not None), long or 0)
     [first, *_] = quality.against_evidence(settings, tmp_path / "w")
-    lines = [
-        json.loads(line) for line in (tmp_path / "w" / "labels.jsonl").read_text().splitlines()
-    ]
-    by_hand = []
-    for line, own in zip(lines, records, strict=True):
-        turn = own["evidence"][0] // 2  # messages come in pairs
-        scores = np.array(line["sal_q"])
-        by_hand.append(np.mean(scores[turn] > np.delete(scores, turn)))
-    assert first["what"].startswith("Sal_q") and first["value"] == pytest.approx(np.mean(by_hand))
+    assert first["what"].startswith("Sal_q") and first["n"] == meta["records"]
+    assert first["value"] == pytest.approx(by_hand(tmp_path / "w", records))
