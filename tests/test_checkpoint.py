@@ -95,8 +95,9 @@ def test_what_is_saved_is_the_state_of_the_call_though_it_is_donated_next(tmp_pa
     update = jax.jit(lambda s: jax.tree.map(lambda x: x + 1, s), donate_argnums=0)
     with Checkpoints(tmp_path, keep=1, identity={}) as checkpoints:
         checkpoints.save(1, ones)
+        # Where the copying is still going on, the CPU backend updates a copy and leaves `ones` alive:
+        # either way the step that was saved must not see the updates.
         after = update(update(ones))
-        assert ones["w"].is_deleted()
         assert float(after["w"].max()) == 3
         got, position = checkpoints.restore(1, target)
     assert position is None
