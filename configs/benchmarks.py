@@ -4,16 +4,18 @@
     python launch/sweep.py --config configs/benchmarks.py --workdir runs/benchmarks \\
         --config.data_dir=DIR
 
-Each set twice: SmolLM2-135M as it is, and with a reader taught on turns by chance of the set's own
-train split (up to 40 updates), which needs no evidence labels. Forty questions of the test split each;
-some three hours on two cores in all. Left out for cost: folds, further seeds, the budget of 2,048
-tokens, readers taught on each selector, the memories that a language model writes, the long sets
-(PersonaMem, LoCoMo, LongMemEval).
+Each set three times: SmolLM2-135M as it is; the judge that comes with bfm, taught on made-up dialogues;
+and a reader taught on turns by chance of the set's own train split (120 rows three times, 45 updates),
+which needs no evidence labels. Forty questions of the test split each, users drawn by `fold`, for files
+are in the order of their topics. Products in bf16. Some four hours of one core with bf16 units. Left
+out for cost: further seeds, the budget of 2,048 tokens, readers taught on each selector, the memories
+that a language model writes, the long sets (PersonaMem, LoCoMo, LongMemEval).
 
 Predictions, written before any result:
   - untouched, evidence does not beat no memory by 15 points on any set: all are marked uninformative;
   - taught by chance, Sal_a orders the evidence of MemBench-High above 0.7, and what it picks (it knows
     the answer) is read with more success than nothing: sal_a-none above 0 on MemBench-High;
+  - the judge from made-up dialogues orders it above 0.6, and below the reader of the set's own turns;
   - Sal_q and MiniLM order MemBench-High's evidence alike (within 0.1), both above 0.65;
   - the expected Bayes factor orders it worse than Sal_q (as on shifting_prefs);
   - on PrefEval's choice form, where a history holds two turns and one of them states the preference,
@@ -22,11 +24,12 @@ Predictions, written before any result:
 
 from bfm.settings import default_config
 
-SETS = ("membench_high", "prefeval_persona", "prefeval_choice")
-SWEEP = [{"data": name, **taught} for name in SETS for taught in ({}, {"train.evidence": "chance"})]
+# Each with the part of its users.
+SETS = {"membench_high": "0/2", "prefeval_persona": "0/5", "prefeval_choice": "0/5"}
+READERS = ({}, {"eval.reader": "judge"}, {"train.evidence": "chance"})
+SWEEP = [{"data": name, "fold": part, **how} for name, part in SETS.items() for how in READERS]
 EVALUATE = {
     "split": "test",
-    "limit": 40,
     "methods": "none,full,random,recency,bm25,embedding,sal_q,ebf,evidence,sal_a,other,longest,first",
     "eval.contrasts": "sal_q-none,sal_q-embedding,sal_q-bm25,sal_q-full,ebf-sal_q,sal_a-none",
 }
@@ -34,11 +37,11 @@ EVALUATE = {
 
 def get_config():
     config = default_config()
-    config.data = SETS[0]
+    config.data = "membench_high"
+    config.model.dtype = "bfloat16"
     config.split = "train"
-    config.limit = 320  # up to 40 updates
     config.train.heads = "reader"
-    config.train.epochs = 1
+    config.train.epochs = 3
     config.train.dev = 0.0  # what is held out is another split, evaluated below
     config.train.batch_size = 8
     config.train.tokens = 1024

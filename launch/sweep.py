@@ -41,7 +41,8 @@ def main() -> int:
     trained, compared = [], []
     for overrides in sweep:
         name = ",".join(f"{key.rpartition('.')[2]}={value}" for key, value in overrides.items())
-        place, asked = args.workdir / (name or "untrained"), {**overrides, **(evaluate or {})}
+        name = (name or "untrained").replace("/", "-")  # one folder, whatever the values hold
+        place, asked = args.workdir / name, {**(evaluate or {}), **overrides}
         if trains(overrides):
             if code := run("sft.py", "curves.png", args.config, place, flags, overrides):
                 return code
@@ -52,7 +53,7 @@ def main() -> int:
             place = place / "eval"
             if code := run("eval.py", "report.html", args.config, place, flags, asked):
                 return code
-            compared.append((name or "untrained", json.loads((place / "summary.json").read_text())))
+            compared.append((name, json.loads((place / "summary.json").read_text())))
     if evaluate is None:
         show_trained(trained)
         return 0
