@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Two ideas beyond the paper, measured: greedy sets of turns, and a threshold with a unit.
 
-    python launch/ideas.py --config configs/judging.py --workdir DIR --config.limit=75
+    python launch/ideas.py --config configs/judging.py --workdir DIR \\
+        --config.split=small_dev --config.limit=45 --config.model.dtype=bfloat16
 
 The reader that `eval.reader` names judges. Greedy sets: the turn that raises log p(answer) most, then
 the one that raises it most beside the first, and so on, against every turn judged by itself; both
@@ -15,9 +16,10 @@ import json
 
 import _door
 
-TAUS = (0.0, 0.25, 0.5, 1.0, 1.5, 2.0)
+TAUS = (0.25, 0.5, 1.0, 1.5, 2.0)  # greedy sets end where no turn gains the first
 ALPHAS = (0.05, 0.1, 0.2, 0.3)
 GROUP = 15  # examples that are scored, then written, together
+MOST = 3  # turns of a set
 FOREIGN = 5  # turns of another user a question
 MISSED = 0.2  # share of the evidence turns that a cut may lose
 
@@ -95,11 +97,11 @@ def measure(group, examples, lm, scorers, settings):
             still = []
             for i in going:
                 best = max(after[i], key=lambda c, own=after[i]: (own[c], -c))
-                if after[i][best] <= last[i]:
+                if after[i][best] - last[i] <= TAUS[0]:
                     continue
                 paths[i].append((best, after[i][best] - last[i]))
                 last[i] = after[i].pop(best)
-                if after[i] and len(paths[i]) < settings.max_focus:
+                if after[i] and len(paths[i]) < MOST:
                     still.append(i)
             going = still
             found = believe([
@@ -194,7 +196,7 @@ def counts(some, rows, way, doubled):
         if doubled:
             gains = [*gains, gains[row["evidence"][0]]]
         order = sorted((k for k in range(len(gains)) if gains[k] > tau), key=lambda k: -gains[k])
-        return [k if k < n else n for k in order[:5]]
+        return [k if k < n else n for k in order[:MOST]]
 
     def triple(row, tau, doubled=False):
         picked, wanted = focus(row, tau, doubled), set(row["evidence"])
