@@ -44,7 +44,7 @@ def get_config():
     config.train.epochs = 3
     config.train.dev = 0.0  # what is held out is another split, evaluated below
     config.train.batch_size = 8
-    config.train.tokens = 1024
+    config.train.tokens = 2560  # room for every whole history
     config.train.remat = False
     config.train.learning_rate = 1e-3
     config.tau = "0.0"  # Sal_a's own sign decides
