@@ -46,6 +46,7 @@ COLUMNS = (
     ("mass on letters, %", "mass", "{:.1f}", 100),
     ("tokens", "tokens", "{:,.0f}", 1),
     ("turns read", "turns", "{:.1f}", 1),
+    ("cut to fit", "truncated", "{:,g}", 1),  # questions whose chosen turns were more than the room
     ("gate open, %", "open", "{:.1f}", 100),
     ("evidence recall, %", "recall", "{:.1f}", 100),
     ("n", "n", "{:,g}", 1),
@@ -156,7 +157,7 @@ def _accuracy(rows: Sequence[Row], unmeasured: Collection[str] = ()) -> Section:
         }
         if not free:
             del columns["F1, %"]
-        rare = ("mass on letters, %", "unparsed", "unfinished", "errors")
+        rare = ("mass on letters, %", "cut to fit", "unparsed", "unfinished", "errors")
         columns = {
             head: cell for head, cell in columns.items()
             if head not in rare or any(cell(row) not in ("–", "0") for row in own)
@@ -171,7 +172,8 @@ def _accuracy(rows: Sequence[Row], unmeasured: Collection[str] = ()) -> Section:
         "Percent right with 95 % intervals, from resampling users. Controls say how far the numbers "
         "can be trusted and take no part in the comparison. A best method is bold only where its "
         "interval stands apart from that of every other method. Columns of failures are left out where "
-        "there were none; every failure counts as wrong."
+        "there were none; every failure counts as wrong. Cut to fit: questions whose chosen turns were "
+        "more than the budget (full, evidence and sal_a: the reader's room); the first chosen stay."
     )
     return Section(title, text, tuple(tables))
 

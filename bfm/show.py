@@ -89,18 +89,21 @@ def compared(rows: Sequence[Mapping[str, Any]]) -> RenderableType:
     free = any(row.get("f1") is not None for row in rows)
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     names = ("exact match, 95 %", "F1, 95 %") if free else ("accuracy, 95 %",)
-    for name in ("method", *names, "log p", "tokens", "turns", "recall"):
+    cut = any(row.get("truncated") for row in rows)  # what was chosen did not all fit
+    figures = [
+        ("log p", "logp", "{:.3f}"),
+        ("tokens", "tokens", "{:.0f}"),
+        ("turns", "turns", "{:.1f}"),
+        *([("cut", "truncated", "{:d}")] if cut else []),
+        ("recall", "recall", "{:.2f}"),
+    ]
+    for name in ("method", *names, *(name for name, _, _ in figures)):
         table.add_column(name, justify="left" if name == "method" else "right", no_wrap=True)
     for row in rows:
         cells = [with_interval(row["accuracy"], row["low"], row["high"])]
         if free:
             cells.append(with_interval(*(row.get(k) for k in ("f1", "f1_low", "f1_high"))))
-        for key, form in (
-            ("logp", "{:.3f}"),
-            ("tokens", "{:.0f}"),
-            ("turns", "{:.1f}"),
-            ("recall", "{:.2f}"),
-        ):
+        for _, key, form in figures:
             cells.append("" if row.get(key) is None else form.format(row[key]))
         table.add_row(row["method"], *cells, style="dim" if row["control"] else "")
     return table

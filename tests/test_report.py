@@ -14,7 +14,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from bfm import plots, report, report_parts
+from bfm import plots, report, report_parts, show
 
 METHODS = ["bfm", "bfm, no gate", "full", "embedding", "bm25", "sal_q", "recency", "none", "oracle"]
 HOSTILE = [
@@ -324,6 +324,18 @@ def test_best_is_bold_only_when_its_interval_stands_apart(tmp_path):
                                     row("a", 0.6, 0.1) | {"data": "e"}]}, [])[0].tables  # fmt: skip
     assert two[0].head == ("method", "d", "e") and two[0].bold == {(1, 1)} and len(two) == 3
     assert two[0].rows[1] == ("b", "80.0 [70.0, 90.0]", "–")
+
+
+def test_what_did_not_fit_is_counted_where_it_happened():
+    rows = [{"method": m, "accuracy": 0.5, "low": 0.4, "high": 0.6, "control": False, "truncated": n}
+            for m, n in (("full", 7), ("none", 0))]  # fmt: skip
+    table = report_parts.sections({"rows": rows}, [])[0].tables[0]
+    at = table.head.index("cut to fit")
+    assert [row[at] for row in table.rows] == ["7", "0"]
+    fits = report_parts.sections({"rows": rows[1:]}, [])[0].tables[0]
+    assert "cut to fit" not in fits.head
+    names = [column.header for column in show.compared(rows).columns]
+    assert "cut" in names and "cut" not in [c.header for c in show.compared(rows[1:]).columns]
 
 
 def test_names_in_the_scatter_do_not_overlap():
