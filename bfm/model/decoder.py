@@ -229,12 +229,14 @@ def decode(
         False: (model.full, tuple((s.k_LbKPh, s.v_LbKPh) for s in past), local),
         True: (model.linear, tuple((s.inputs_LbWC, s.state_LbKgdv) for s in newest), None),
     }
-    # Leading axis of layers of a kind -> superblocks, layers of that kind in one.
-    xs = {k: jax.tree.map(lambda a: a.reshape(blocks, -1, *a.shape[1:]), v) for k, v in stacks.items()
-          if v[0] is not None}  # fmt: skip
+    # Leading axis of layers of a kind -> superblocks, layers of that kind in one. Not where that is one
+    # layer: XLA would copy every weight at every call to be rid of an axis of one.
+    several = {k for k in stacks if is_linear.count(k) > 1}
+    xs = {k: jax.tree.map(lambda a, k=k: a.reshape(blocks, -1, *a.shape[1:]) if k in several else a, v)
+          for k, v in stacks.items() if v[0] is not None}  # fmt: skip
 
     def layer(x_BTD, stack, j, linear):
-        block, held, is_local = jax.tree.map(lambda a: a[j], stack)
+        block, held, is_local = jax.tree.map(lambda a: a[j], stack) if linear in several else stack
         at = place
         if is_local is not None:
             at = at._replace(
@@ -254,10 +256,12 @@ def decode(
             # A layer at a time: the backward pass holds the activations of one, not of the pattern.
             x_BTD, new = (jax.checkpoint(run) if remat else run)(x_BTD, xs[linear])
             left[linear].append(new)
-        return x_BTD, {k: jax.tree.map(lambda *a: jnp.stack(a), *v) for k, v in left.items() if v}
+        return x_BTD, {k: jax.tree.map(lambda *a: jnp.stack(a), *v) if k in several else v[0]
+                       for k, v in left.items() if v}  # fmt: skip
 
     x_BTD, left = jax.lax.scan(superblock, x_BTD, xs)
-    left = jax.tree.map(lambda a: a.reshape(-1, *a.shape[2:]), left)
+    for k in several:
+        left[k] = jax.tree.map(lambda a: a.reshape(-1, *a.shape[2:]), left[k])
     k_LBKTh, v_LBKTh = left.get(False, (None, None))
     inputs_LBWC, state_LBKgdv = left.get(True, (None, None))
     position_BT = jnp.where(segments_BT > 0, positions_BT, -1)
