@@ -91,7 +91,7 @@ def compared(rows: Sequence[Mapping[str, Any]]) -> RenderableType:
     names = ("exact match, 95 %", "F1, 95 %") if free else ("accuracy, 95 %",)
     cut = any(row.get("truncated") for row in rows)  # what was chosen did not all fit
     figures = [
-        ("log p", "logp", "{:.3f}"),
+        ("log p", "logp", "{:.2f}"),
         ("tokens", "tokens", "{:.0f}"),
         ("turns", "turns", "{:.1f}"),
         *([("cut", "truncated", "{:d}")] if cut else []),

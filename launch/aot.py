@@ -22,8 +22,12 @@ os.environ.setdefault("TPU_WORKER_ID", "0")
 
 
 def main(settings) -> int:
+    import jax
+
     from bfm import aot
 
+    # Programs for chips that are not here go into the cache and cannot be read from it.
+    jax.config.update("jax_enable_compilation_cache", False)
     names = aot.parse_topologies(settings.topology)
     reports = [
         aot.report(settings, name, lambda text: print(text, file=sys.stderr)) for name in names
