@@ -190,7 +190,8 @@ def _open_file(path: str) -> BinaryIO:
         if stat.S_ISREG(mode):
             return open(path, "rb")
     except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or error
+        # The words of a ValueError (a null character in the name) differ from Python to Python.
+        reason = getattr(error, "strerror", None) or "no file can have this name"
         raise DataError(f"{shown}: cannot be read: {reason}") from error
     raise DataError(f"{shown}: is {'a directory, ' if stat.S_ISDIR(mode) else ''}not a file")
 

@@ -406,7 +406,7 @@ def test_a_file_that_cannot_serve_is_named(tmp_path):
         tmp_path: "is a directory, not a file",
         tmp_path / "pipe": "is not a file",
         empty: "holds no record",
-        "a\0b": "cannot be read: embedded null byte",
+        "a\0b": "cannot be read: no file can have this name",
     }
     for path, reason in reasons.items():
         with pytest.raises(DataError) as caught:
