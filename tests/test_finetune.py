@@ -140,27 +140,28 @@ def whole(made):
 
 
 @pytest.mark.slow
-def test_two_processes_train_as_one(made, whole, tmp_path):
+@pytest.mark.parametrize("n", [2, 4])
+def test_processes_train_as_one(made, whole, tmp_path, n):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{free.getsockname()[1]}"
     pipe, running = subprocess.PIPE, []
-    for k in range(2):
-        env = environment(1) | {"JAX_COORDINATOR_ADDRESS": address, "JAX_NUM_PROCESSES": "2"}
-        args = command(made, tmp_path / "two", "--config.mesh.fsdp=2")
+    for k in range(n):
+        env = environment(1) | {"JAX_COORDINATOR_ADDRESS": address, "JAX_NUM_PROCESSES": str(n)}
+        args = command(made, tmp_path / "many", f"--config.mesh.fsdp={n}")
         env |= {"JAX_PROCESS_ID": str(k)}
         running.append(subprocess.Popen(args, env=env, stdout=pipe, stderr=pipe, text=True))
     for process in running:
         _, err = process.communicate(timeout=300)
         assert process.returncode == 0, err
-    two, one = np.array(read(tmp_path / "two")), np.array(read(whole))
-    np.testing.assert_array_equal(two[:, [0, 3, 4]], one[:, [0, 3, 4]])
-    np.testing.assert_allclose(two[:10, 1], one[:10, 1], rtol=1e-4)
-    ours, alone = (read_lines(path / "dev.jsonl")[0] for path in (tmp_path / "two", whole))
+    many, one = np.array(read(tmp_path / "many")), np.array(read(whole))
+    np.testing.assert_array_equal(many[:, [0, 3, 4]], one[:, [0, 3, 4]])
+    np.testing.assert_allclose(many[:10, 1], one[:10, 1], rtol=1e-4)
+    ours, alone = (read_lines(path / "dev.jsonl")[0] for path in (tmp_path / "many", whole))
     assert ours.keys() == alone.keys() and ours["logp_none"] == pytest.approx(
         alone["logp_none"], abs=1e-3
-    )  # measured by both, written once
-    assert lm.open_model(str(tmp_path / "two" / "export")).config.d_model == 64
+    )  # measured by all, written once
+    assert lm.open_model(str(tmp_path / "many" / "export")).config.d_model == 64
 
 
 @pytest.mark.slow
