@@ -189,10 +189,10 @@ def _open_file(path: str) -> BinaryIO:
         mode = os.stat(path).st_mode
         if stat.S_ISREG(mode):
             return open(path, "rb")
-    except (OSError, ValueError) as error:
-        # The words of a ValueError (a null character in the name) differ from Python to Python.
-        reason = getattr(error, "strerror", None) or "no file can have this name"
-        raise DataError(f"{shown}: cannot be read: {reason}") from error
+    except OSError as error:
+        raise DataError(f"{shown}: cannot be read: {error.strerror}") from error
+    except ValueError as error:  # a null character, say; every Python has its own words for it
+        raise DataError(f"{shown}: cannot be read: no file can have this name") from error
     raise DataError(f"{shown}: is {'a directory, ' if stat.S_ISDIR(mode) else ''}not a file")
 
 
