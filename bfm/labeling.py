@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -23,10 +24,21 @@ from bfm.settings import Settings
 from bfm.workdir import Spool, claim, read_meta
 
 GROUP_TOKENS = 16_384  # tokens of records that are scored, then written, together
+SHARED = 4  # times as many where questions share a history
 # Settings that move a byte of the labels, beside `label` and what the hashes name.
 _MOVES = (
-    *("split", "fold", "limit", "seed", "batch_size", "unit", "context_turns", "shortlist", "tau"),
-    *("max_focus", "on_overflow", "on_bad_record", "dump_tokens"),
+    *(
+        "split",
+        "fold",
+        "limit",
+        "sample",
+        "seed",
+        "batch_size",
+        "unit",
+        "context_turns",
+        "shortlist",
+    ),
+    *("tau", "max_focus", "on_overflow", "on_bad_record", "dump_tokens"),
 )
 LABELS, META, TOKENS = "labels.jsonl", "labels.meta.json", "tokens.jsonl"
 
@@ -49,7 +61,8 @@ def run(settings: Settings, workdir: Path) -> dict[str, Any]:
 
     source = open_data(settings, check)
     own = noted(source, seen)
-    starts = group_starts([record.tokens for record in own])
+    same = [a.history == b.history for a, b in itertools.pairwise(own)]
+    starts = group_starts([r.tokens for r in own], [r.asked for r in own], [False, *same])
     spans = list(zip(starts, [*starts[1:], len(source)], strict=True))
     mesh = sharding.local_mesh(settings.mesh.data, settings.mesh.fsdp, settings.mesh.tensor)
     sharding.shardings(lora.base_shapes(files.config), mesh)  # what does not divide is told now
@@ -97,10 +110,13 @@ def run(settings: Settings, workdir: Path) -> dict[str, Any]:
 class _Seen:
     """What is kept of a record when it is checked.
 
-    work: tokens that the models compute, two of them where there is a judge. lines: in tokens.jsonl.
+    tokens: of its job; asked: those of its questions alone, as if its history were computed. work:
+    tokens that the models compute, two of them where there is a judge. lines: in tokens.jsonl.
     """
 
+    history: int  # a hash of its turns
     tokens: int
+    asked: int
     work: int
     lines: int
     evidence: tuple[int, int]
@@ -110,7 +126,8 @@ class _Seen:
         job = rendered.job
         work = job.tokens + (unanswered(job).tokens if judged else 0)
         lines = (1 + len(rendered.turns)) * len(job.suffixes)
-        return cls(job.tokens, work, lines, rendered.evidence)
+        asked = job.tokens - sum(map(len, set(job.prefixes)))
+        return cls(hash(job.prefixes), job.tokens, asked, work, lines, rendered.evidence)
 
 
 def _score_groups(spool: Spool, source, spans, scorers, settings, files, meter) -> None:
@@ -182,12 +199,20 @@ def identity(files: ModelFiles, settings: Settings, data_sha256: str) -> dict[st
     }
 
 
-def group_starts(sizes: Sequence[int]) -> list[int]:
-    """Cut records into consecutive groups of about GROUP_TOKENS; a larger record stands alone."""
+def group_starts(sizes: Sequence[int], asked: Sequence[int], same: Sequence[bool]) -> list[int]:
+    """Cut records into consecutive groups of about GROUP_TOKENS; a larger record stands alone.
+
+    A record on the history of the one before (same[i]) adds only its questions (asked[i]), and such
+    records go on up to SHARED groups' worth: the longer the group, the rarer is the history computed.
+
+    >>> group_starts([9000, 9000, 40000, 40000], [900, 900, 4000, 4000], [False, False, False, True])
+    [0, 1, 2]
+    """
     starts, held = [0], 0
     for i, size in enumerate(sizes):
-        if held and held + size > GROUP_TOKENS:
+        adds, most = (asked[i], SHARED * GROUP_TOKENS) if same[i] else (size, GROUP_TOKENS)
+        if held and held + adds > most:
             starts.append(i)
-            held = 0
-        held += size
+            held, adds = 0, size
+        held += adds
     return starts

@@ -63,23 +63,31 @@ def adapter_at(path: str) -> Path | None:
 
 @dataclasses.dataclass(frozen=True)
 class Part:
-    """The records of a source whose group is in a fold (or is not); groups are dealt out by seed."""
+    """Records of a source, in its order: those whose group is in a fold (or is not), or a sample."""
 
     source: JsonlSource | Prepared
     places: tuple[int, ...]
-    sha256: str  # of the source and the fold
+    sha256: str  # of the source, and of how its records were picked
     whole_sha256: str
 
     @classmethod
-    def of(cls, source: JsonlSource | Prepared, fold: str, seed: int) -> Part:
-        inside, part, parts = parse_fold(fold)
-        groups = [group_of(source[i]) for i in range(len(source))]
-        names = sorted(set(groups))
-        order = generator(seed, "folds").permutation(len(names))
-        held = {names[k] for place, k in enumerate(order) if place % parts == part}
-        places = tuple(i for i, group in enumerate(groups) if (group in held) == inside)
-        digest = hashlib.sha256(f"{source.sha256} {fold} {seed}".encode()).hexdigest()
-        return cls(source, places, digest, source.sha256)
+    def of(cls, source: JsonlSource | Prepared, fold: str, sample: int, seed: int) -> Part:
+        """Pick by fold (groups are dealt out by seed), then so many records by chance (0: all)."""
+        places = range(len(source))
+        if fold:
+            inside, part, parts = parse_fold(fold)
+            groups = [group_of(source[i]) for i in places]
+            names = sorted(set(groups))
+            order = generator(seed, "folds").permutation(len(names))
+            held = {names[k] for place, k in enumerate(order) if place % parts == part}
+            places = [i for i in places if (groups[i] in held) == inside]
+        picked = fold
+        if sample and sample < len(places):
+            order = generator(seed, "sample").permutation(len(places))
+            places = sorted(places[k] for k in order[:sample])
+            picked = f"{fold} sample {sample}"
+        digest = hashlib.sha256(f"{source.sha256} {picked} {seed}".encode()).hexdigest()
+        return cls(source, tuple(places), digest, source.sha256)
 
     @property
     def skipped(self) -> int:
@@ -101,16 +109,16 @@ def open_data(
 ) -> JsonlSource | Prepared | Part:
     """Open the data that the settings name, every record checked. Raises DataError (one line)."""
     source = _open_whole(settings, check)
-    if not settings.fold:
+    if not settings.fold and not settings.sample:
         return source
-    part = Part.of(source, settings.fold, settings.seed)
+    part = Part.of(source, settings.fold, settings.sample, settings.seed)
     if not len(part):
         raise DataError(f"{settings.data}: fold {settings.fold} holds no record")
     return part
 
 
 def noted(source: JsonlSource | Prepared | Part, notes: Sequence[T]) -> Sequence[T]:
-    """Return what a `check` noted of each record of a source; it sees those outside a fold, too."""
+    """Return what a `check` noted of each record of a source; it sees those left out of a part, too."""
     places = source.places if isinstance(source, Part) else range(len(source))
     return [notes[i] for i in places]
 

@@ -166,16 +166,23 @@ class Scorer:
         """Score every suffix of every job after nothing and after each prefix.
 
         Returns result[job][turn][suffix]; turn 0 is the baseline without memory, turn i + 1 is
-        `job.prefixes[i]`. Equal prefixes of a job are computed once and share the result.
+        `job.prefixes[i]`. Equal prefixes of a job are computed once and share the result; so are those
+        of jobs on one history (the same prefixes), which are then questions asked of it together.
         `on_tokens(n)` is told of tokens as they are done; `owner` (a user) owns the states that a
         store keeps. Raises ScoreError on a non-finite value.
         """
+        numbers: dict[tuple, int] = {}  # of histories
+        own = [numbers.setdefault(job.prefixes, len(numbers)) for job in jobs]
+        suffixes: list[list[Suffix]] = [[] for _ in numbers]
+        spans = []  # where each job's suffixes stand among its history's
+        for h, job in zip(own, jobs, strict=True):
+            spans.append(slice(len(suffixes[h]), len(suffixes[h]) + len(job.suffixes)))
+            suffixes[h].extend(job.suffixes)
         rows, places = [], {}
-        for j, job in enumerate(jobs):
-            for prefix in ((), *job.prefixes):
-                if (j, prefix) not in places:
-                    places[j, prefix] = len(rows)
-                    rows.append((prefix, job.suffixes))
+        for prefixes, h in numbers.items():
+            for prefix in dict.fromkeys(((), *prefixes)):
+                places[h, prefix] = len(rows)
+                rows.append((prefix, tuple(suffixes[h]), own.count(h)))
         done: list[list[Scored]] = [[] for _ in rows]
         started, compile_s = time.perf_counter(), self.timing.compile_s
         for batch, scored, tokens in self._run(rows, owner):
@@ -185,8 +192,8 @@ class Scorer:
         elapsed = time.perf_counter() - started - (self.timing.compile_s - compile_s)
         self.timing.score_s += elapsed
         return [
-            [done[places[j, prefix]] for prefix in ((), *job.prefixes)]
-            for j, job in enumerate(jobs)
+            [done[places[h, prefix]][span] for prefix in ((), *job.prefixes)]
+            for h, job, span in zip(own, jobs, spans, strict=True)
         ]
 
     def _run(self, rows, owner: Hashable) -> Iterator[tuple[Batch, list[list[Scored]], int]]:
@@ -202,7 +209,7 @@ class Scorer:
     def _plan(self, rows) -> Iterator[Batch]:
         # Rows of one batch have the same number of suffixes; bare rows (no memory) continue the head.
         groups: dict[tuple[bool, int, int], list[int]] = {}
-        for i, (prefix, suffixes) in enumerate(rows):
+        for i, (prefix, suffixes, _) in enumerate(rows):
             width = max(len(s.choices) for s in suffixes)
             groups.setdefault((bool(prefix), len(suffixes), width), []).append(i)
         for (has_prefix, _, _), members in sorted(groups.items(), reverse=True):
@@ -251,7 +258,10 @@ class Scorer:
             logp = self._continue(past, base, carried, part, batch.height, width)
             parts.append((chosen, part, logp))
             k += step
-        n_prefix, n_suffix = sum(map(len, prefixes)), sum(len(s.ids) for g in suffixes for s in g)
+        n_suffix = sum(len(s.ids) for g in suffixes for s in g)
+        n_prefix = sum(
+            len(rows[i][0]) * rows[i][2] for i in batch.rows
+        )  # as if each job were alone
         self.timing.suffix_tokens += n_suffix
         self.timing.sequences += sum(map(len, suffixes))
         return batch, parts, n_prefix + n_suffix

@@ -265,6 +265,12 @@ class Settings:
         "K/N: only the groups (users ..) in part K of N, from 0; -K/N: only the others; empty: all",
     )
     limit: int = field(0, "use only the first records (0: all)", low=0)
+    sample: int = field(
+        0,
+        "use only so many records, drawn by seed from the split and the fold (0: all): files are often "
+        "in the order of their topics, so the first ones are no sample",
+        low=0,
+    )
     batch_size: int = field(32, "most rows in a batch; a token budget caps it too", low=1)
     unit: str = field("exchange", "what a turn is", among=("exchange", "message"))
     context_turns: int = field(0, "preceding turns rendered together with each turn", low=0, high=1)

@@ -10,9 +10,10 @@ one sees the focus of labels by the judge that comes with bfm, and learns the co
     done
     python launch/sft.py --config configs/readers.py --workdir runs/readers/bfm \\
         --config.train.heads=both --config.train.batch_size=16 --config.train.accumulation=4
-    python launch/eval.py --config configs/readers.py --workdir runs/readers/c --config.split=small_dev \\
-        --config.limit=0 --config.policy=runs/readers/bfm/export --config.eval.readers=\\
-    full=runs/readers/full/export,bm25=runs/readers/bm25/export,embedding=runs/readers/embedding/export
+    own() { echo $1=runs/readers/$1/export; }
+    python launch/eval.py --config configs/readers.py --workdir runs/readers/c \\
+        --config.split=small_dev --config.limit=0 --config.policy=runs/readers/bfm/export \\
+        --config.eval.readers=$(own full),$(own bm25),$(own embedding)
 
 The users are those of seed 1, which the judge was not taught on; the test users are others again. For
 protocol B leave eval.readers out; for protocol A add --config.eval.reader=base.
@@ -46,7 +47,9 @@ def get_config():
     config.train.remat = False
     config.train.learning_rate = 1e-3
     config.train.checkpoint_every = 10
-    config.methods = "bfm,bfm_open,tau_q,none,full,bm25,embedding,sal_q,random,recency,evidence,other"
+    config.methods = (
+        "bfm,bfm_open,tau_q,none,full,bm25,embedding,sal_q,random,recency,evidence,other"
+    )
     config.eval.sal_a = False
     config.eval.contrasts = "bfm-full,bfm-bm25,bfm-embedding,bfm-none,evidence-none"
     return config

@@ -180,6 +180,22 @@ def test_a_run_can_name_the_small_part():
     assert list(found) == list(load("shifting_prefs", "small_dev"))[:3]
 
 
+def test_a_sample_is_drawn_by_seed_within_the_fold_and_keeps_the_order():
+    def ids(**given):
+        settings = Settings.of({"data": "shifting_prefs", "split": "small_dev", **given})
+        source = opening.open_data(settings)
+        return [source[i].question.id for i in range(len(source))], source.sha256
+
+    whole, _ = ids()
+    drawn, named = ids(sample=9)
+    assert len(drawn) == 9 and drawn == sorted(drawn, key=whole.index) and drawn != whole[:9]
+    assert (drawn, named) == ids(sample=9) and drawn != ids(sample=9, seed=1)[0]
+    assert named not in (ids()[1], ids(sample=8)[1], ids(sample=9, fold="0/2")[1])
+    half = ids(fold="0/2")[0]
+    assert set(ids(fold="0/2", sample=5)[0]) < set(half) < set(whole)
+    assert ids(sample=10**6)[0] == whole
+
+
 def test_a_check_stops_or_skips(raw, tmp_path):
     source = load("membench_high", data_dir=raw, prepared_dir=tmp_path / "p")
 

@@ -108,6 +108,29 @@ def test_many_suffixes_continue_one_state(tiny):
                 close(got[k].logp_a, expected[0].logp_a)
 
 
+def test_questions_on_one_history_share_its_states(tiny):
+    """Jobs with the same turns, and one with others between them, equal each job alone."""
+    rng = np.random.default_rng(6)
+    shared = tuple(ids(rng, n) for n in (7, 40, 25, 7))
+    other = (shared[1], ids(rng, 12))
+    jobs = [
+        Job(shared, (suffix(rng, q=25), suffix(rng, a=1))),
+        Job(other, (suffix(rng),)),
+        Job(shared, (suffix(rng, q=2, a=9),)),
+        Job(shared, (suffix(rng, q=25), suffix(rng, a=1))),
+    ]
+    scorer, told = Scorer(tiny.decoder, HEAD), []
+    together = scorer.score(jobs, told.append)
+    assert scorer.timing.prefix_tokens == sum(map(len, (*shared, *other)))
+    assert sum(told) == sum(job.tokens for job in jobs)  # a meter counts what was asked for
+    alone = Scorer(tiny.decoder, HEAD)
+    for got, job in zip(together, jobs, strict=True):
+        expected = alone.score([job])[0]
+        assert [len(turn) for turn in got] == [len(job.suffixes)] * (1 + len(job.prefixes))
+        for a, b in zip(np.ravel(sums(got)), np.ravel(sums(expected)), strict=True):
+            close(a, b)
+
+
 def test_shapes_are_bounded_by_buckets_and_reused(tiny):
     """Two programs (turn, suffix) a full bucket, few for what is left; a second run compiles none."""
     rng = np.random.default_rng(5)
