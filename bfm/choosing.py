@@ -53,6 +53,7 @@ METHODS: Mapping[str, str] = {
     "first": "control: the first option",
 }
 CONTROLS = ("longest", "shortest", "first")
+BY_OPTIONS = ("ebf", *CONTROLS)  # have nothing to say on a question without options
 SYSTEMS = tuple(MAKERS)  # memories that an LM writes
 WHOLE = ("full", "evidence", "sal_a")  # not held to eval.budget
 TUNED = (
@@ -162,15 +163,19 @@ def choose(
     settings: Settings,
     oracle: Oracle,
     k: int,
-) -> list[Choice]:
+) -> list[Choice | None]:
     """Return a method's choice for every question, at most k turns; see `Oracle` for who sees it.
 
-    others[i]: turns of another user, for the control of that name.
+    others[i]: turns of another user, for the control of that name. None where a method of BY_OPTIONS
+    meets a question without options.
     """
     if method in ("bfm", "bfm_open"):
         return _controlled(questions, turns, sal_q, models, settings, method == "bfm_open")
     if method == "ebf":
-        return _expected(questions, turns, sal_q, models, settings, k)
+        able = [i for i, question in enumerate(questions) if question.options]
+        parts = ([column[i] for i in able] for column in (questions, turns, sal_q))
+        found = iter(_expected(*parts, models, settings, k))
+        return [next(found) if question.options else None for question in questions]
     if method in SYSTEMS:
         return [_noted(notes) for notes in models.systems.search(method, questions, turns)]
     pairs = list(zip(questions, turns, strict=True))

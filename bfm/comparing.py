@@ -15,7 +15,7 @@ import jax
 from bfm import pooling, report, summary
 from bfm.answering import longest
 from bfm.baselines import backend
-from bfm.choosing import CONTROLS, SYSTEMS, parse_methods
+from bfm.choosing import BY_OPTIONS, CONTROLS, SYSTEMS, parse_methods
 from bfm.dialogue import Example, RecordError, evidence_turns, group_of, turns_of
 from bfm.evaluation import wants_sal_a
 from bfm.harness import GROUP, RESULTS, SALIENCY, SYSTEM_COSTS, Harness, group
@@ -55,7 +55,7 @@ def run(settings: Settings, workdir: Path, command: str = "") -> dict[str, Any]:
     if name.startswith("jsonl:"):  # a table names the file, not the folders of one machine
         name = f"jsonl:{Path(name.removeprefix('jsonl:')).name}"
     table = summary.rows(results, name)
-    notes, valid = summary.notes(results, table)
+    notes, valid = summary.notes(results, table, parse_methods(settings.methods))
     costs = sorted(workdir.glob(f"**/{SYSTEM_COSTS}"))
     found = {
         "systems": [row for path in costs for row in json.loads(path.read_text("utf-8"))],
@@ -144,10 +144,10 @@ def plan(sizes: Sequence[int], methods: Sequence[str], settings: Settings) -> in
 
 
 def _spool(workdir: Path, options: Sequence[bool], methods: Sequence[str]) -> Spool:
-    """Return the run's files of lines; options[i]: whether example i has any (controls need them)."""
-    controls = sum(method in CONTROLS for method in methods)
+    """Return the run's files of lines; options[i]: whether example i has any."""
+    bound = sum(method in BY_OPTIONS for method in methods)
     groups = [group(k, len(options)) for k in range(-(-len(options) // GROUP))]
-    lines = [len(methods) - (0 if has else controls) for has in options]
+    lines = [len(methods) - (0 if has else bound) for has in options]
     results = [sum(lines[i] for i in own) for own in groups]
     return Spool(workdir, {RESULTS: results, SALIENCY: [len(own) for own in groups]})
 
@@ -221,8 +221,6 @@ def _check(example: Example, files: ModelFiles, methods, settings: Settings) -> 
     """Return the tokens of an example's turns, each with the question. Raises RecordError."""
     if example.question.options and example.answer_index < 0:
         raise RecordError("answer_index", "missing, or no option: an answer cannot be graded")
-    if not example.question.options and "ebf" in methods:
-        raise RecordError("options", "missing: the method ebf needs them; leave it out of methods")
     if not example.question.options and not example.answer:
         raise RecordError("answer", "missing: a free answer cannot be graded")
     rendered = render(example, files.scaffold, files.config.window, settings)

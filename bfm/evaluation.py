@@ -16,7 +16,17 @@ import numpy as np
 
 from bfm import extract
 from bfm.answering import Answer, answers, longest, reference_logp
-from bfm.choosing import CONTROLS, WHOLE, Choice, Models, Oracle, choose, saliency_a, saliency_q
+from bfm.choosing import (
+    BY_OPTIONS,
+    CONTROLS,
+    WHOLE,
+    Choice,
+    Models,
+    Oracle,
+    choose,
+    saliency_a,
+    saliency_q,
+)  # fmt: skip
 from bfm.dialogue import Example, Question, Turn, evidence_turns, group_of, turns_of
 from bfm.heads import ReaderPrompt, reader_prompt, reader_room
 from bfm.policy import Reading, asked, credit
@@ -61,7 +71,7 @@ def evaluate(
     sal_a = saliency_a(models, examples, settings) if wanted else [None] * len(examples)
     on_steps(len(examples) * wanted)
     oracle = Oracle([evidence_turns(example, settings.unit) for example in examples], sal_a)
-    chosen: dict[str, list[Choice]] = {}
+    chosen: dict[str, list[Choice | None]] = {}
     spent: dict[str, float] = {}
     for method in methods:
         if method in CONTROLS:
@@ -84,10 +94,11 @@ def evaluate(
     for i, example in enumerate(examples):
         own = []
         for method in methods:
+            if method in BY_OPTIONS and not example.question.options:
+                continue
             if method in CONTROLS:
-                if example.question.options:
-                    reading = _control(method, example.question)
-                    own.append(grade(example, method, Answer(reading), oracle.evidence[i]))
+                reading = _control(method, example.question)
+                own.append(grade(example, method, Answer(reading), oracle.evidence[i]))
                 continue
             prompt, choice = shown[method][i], chosen[method][i]
             reply, logp = found[method, i]
@@ -107,7 +118,7 @@ def evaluate(
         lines.append(own)
     scores = [
         {"sal_q": sal_q[i], "sal_a": sal_a[i]}
-        | {m: list(own[i].scores) for m, own in chosen.items() if own[i].scores}
+        | {m: list(own[i].scores) for m, own in chosen.items() if own[i] and own[i].scores}
         for i in range(len(examples))
     ]
     return Evaluated(lines, scores)
@@ -125,13 +136,16 @@ def steps(methods: Sequence[str], settings: Settings) -> int:
     )
 
 
-def _show(chosen, questions, turns, models, settings) -> dict[str, list[ReaderPrompt]]:
+def _show(chosen, questions, turns, models, settings) -> dict[str, list[ReaderPrompt | None]]:
     """Render what each method chose, the same for all, within the budget of tokens."""
     shown = {}
     for method, choices in chosen.items():
         scaffold = models.reader_of(method)[0].scaffold
         shown[method] = []
         for question, own, choice in zip(questions, turns, choices, strict=True):
+            if choice is None:
+                shown[method].append(None)
+                continue
             own = own if choice.history is None else choice.history
             room = reader_room(scaffold, question, settings, longest(question, settings))
             if method not in WHOLE:
@@ -150,7 +164,8 @@ def _answer(shown, examples, models, settings, bare) -> tuple[dict, float]:
         by_reader.setdefault(id(models.reader_of(method)[0]), []).append(method)
     for names in by_reader.values():
         reader, scorer = models.reader_of(names[0])
-        blocks = [[shown[name][i].prefix for name in names] for i in range(len(examples))]
+        able = [[name for name in names if shown[name][i]] for i in range(len(examples))]
+        blocks = [[shown[name][i].prefix for name in own] for i, own in enumerate(able)]
         started = time.perf_counter()
         given = answers(reader, scorer, questions, blocks, settings)
         seconds += time.perf_counter() - started
@@ -162,7 +177,7 @@ def _answer(shown, examples, models, settings, bare) -> tuple[dict, float]:
         )  # fmt: skip
         at = dict(zip(open_ended, logps, strict=True))
         for i, own in enumerate(given):
-            for k, name in enumerate(names):
+            for k, name in enumerate(able[i]):
                 found[name, i] = own[k], at[i][k] if i in at else None
     return found, seconds / max(1, tokens)
 

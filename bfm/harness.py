@@ -126,7 +126,8 @@ class Harness:
                     if not row["control"]
                 ]
         best = lambda row: (row["accuracy"], row["logp"] or 0.0, -row["k"])  # noqa: E731
-        ks = {m: max((r for r in curve if r["method"] == m), key=best)["k"] for m in methods}
+        found = dict.fromkeys(row["method"] for row in curve)  # ebf needs questions with options
+        ks = {m: max((r for r in curve if r["method"] == m), key=best)["k"] for m in found}
         write_json(place, {"k": ks, "split": settings.eval.tune_split, "curve": curve})
         return ks
 

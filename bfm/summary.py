@@ -121,10 +121,11 @@ def contrasts(results: Lines, pairs: Sequence[tuple[str, str]]) -> list[dict[str
     """Return paired differences of the declared pairs by each measure, corrected together (Holm)."""
     lines, made = by_method(results), []
     for a, b in pairs:
+        ours, theirs = shared(lines[a], lines[b])
         for metric, name in (("accuracy", "correct"), ("f1", "f1"), ("logp", "logp")):
-            if any(line.get(name) is None for line in (*lines[a], *lines[b])):
+            if not ours or any(line.get(name) is None for line in (*ours, *theirs)):
                 continue
-            found = paired(lines[a], column(lines[a], name), column(lines[b], name))
+            found = paired(ours, column(ours, name), column(theirs, name))
             made.append({
                 "a": a, "b": b, "metric": metric, "difference": found.difference,
                 "low": found.low, "high": found.high, "p": found.p, "detectable": found.detectable,
@@ -134,9 +135,24 @@ def contrasts(results: Lines, pairs: Sequence[tuple[str, str]]) -> list[dict[str
     return made
 
 
-def notes(results: Lines, table: Sequence[dict[str, Any]]) -> tuple[list[str], bool]:
+def shared(a: Lines, b: Lines) -> tuple[Lines, Lines]:
+    """Return the lines of two methods on the questions that both answered."""
+    if len(a) == len(b):
+        return a, b
+    asked = [{(line["id"], line.get("seed")) for line in own} for own in (a, b)]
+    both = asked[0] & asked[1]
+    return tuple([line for line in own if (line["id"], line.get("seed")) in both] for own in (a, b))
+
+
+def notes(
+    results: Lines, table: Sequence[dict[str, Any]], methods: Sequence[str]
+) -> tuple[list[str], bool]:
     """Return what a reader of the table must know, and whether the run is valid."""
     found, lines = [], by_method(results)
+    total = max(map(len, lines.values()), default=0)
+    for n in sorted({len(lines[m]) for m in methods} - {total}):
+        names = ", ".join(m for m in methods if len(lines[m]) == n)
+        found.append(f"{names}: by options, which {n:,} of {total:,} questions have.")
     errors = sum(row["errors"] for row in table)
     valid = errors <= MOST_ERRORS * len(results)
     if not valid:
@@ -171,7 +187,7 @@ def diagnosis(
     sal_q, sal_a = ([line[name] for line in scores] for name in ("sal_q", "sal_a"))
     labelled = [i for i, turns in enumerate(evidence) if turns]
     lines = by_method(results)
-    first = next(iter(lines.values()), [])
+    first = max(lines.values(), key=len, default=[])  # of a method that answered every question
     found: dict[str, Any] = {"saliency_evidence": [], "saliency_other": []}
     ranks = {}
     for i in labelled:
@@ -338,8 +354,9 @@ def binned(
 
 
 def compared(lines: dict[str, Lines]) -> list[tuple[str, Lines]]:
-    """Return the methods that read, with their lines: all but the controls."""
-    return [(method, own) for method, own in lines.items() if method not in CONTROLS]
+    """Return the methods that read and answered every question, with their lines."""
+    most = max(map(len, lines.values()), default=0)
+    return [(m, own) for m, own in lines.items() if m not in CONTROLS and len(own) == most]
 
 
 def thirds(values: Sequence[float]) -> list[np.ndarray]:

@@ -21,7 +21,6 @@ from bfm.dialogue import parse_example, turns_of
 from bfm.extract import choice
 from bfm.extract import f1 as f1_words
 from bfm.intervals import contrast, f1, holm, interval, mean
-from bfm.jsonl import DataError
 from bfm.lm import ModelError
 from bfm.saliency import Job, Scorer, Suffix
 from bfm.settings import EvalSettings, ModelSettings, Settings, SettingsError, TrainSettings
@@ -510,14 +509,15 @@ def test_reliability_and_notes():
     assert summary.reliability([(0.1, False), (0.15, True), (0.95, True)]) == [
         [pytest.approx(0.125), 0.5, 2], [0.95, 1.0, 1],
     ]  # fmt: skip
+    both = ("none", "evidence")
     lines = [
         {"method": m, "group": str(i), "correct": float(m == "evidence"), "status": "ok", "recall": 1}
-        for i in range(20) for m in ("none", "evidence")
+        for i in range(20) for m in both
     ]  # fmt: skip
-    assert summary.notes(lines, [{"errors": 0}]) == ([], True)
-    [note], _ = summary.notes([line | {"recall": None} for line in lines], [{"errors": 0}])
+    assert summary.notes(lines, [{"errors": 0}], both) == ([], True)
+    [note], _ = summary.notes([line | {"recall": None} for line in lines], [{"errors": 0}], both)
     assert "No example names its evidence" in note
-    assert not summary.notes(lines, [{"errors": 1}])[1] and len(lines) == 40  # 2.5 %
+    assert not summary.notes(lines, [{"errors": 1}], both)[1] and len(lines) == 40  # 2.5 %
 
 
 def test_bins_by_hand():
@@ -543,10 +543,34 @@ def test_the_plan_counts_what_is_computed():
     assert comparing.plan([300, 50], methods, made) == 2 * 350 + 0 + 350 + (100 + 50)
 
 
-def test_a_method_that_needs_options_says_so(tmp_path):
-    data = write(tmp_path / "data.jsonl", [free(0)])
-    with pytest.raises(DataError, match=r"'r0'.*options: missing: the method ebf"):
-        comparing.run(settings(data, "none,ebf"), tmp_path / "w")
+def test_what_goes_by_options_keeps_to_the_questions_that_have_them(tmp_path):
+    """The default methods take any file: ebf and the controls answer where there are options."""
+    methods = "ebf,none,longest,recency"
+    mixed = write(tmp_path / "mixed.jsonl", [free(0), record(1), record(2)])
+    asked = settings(mixed, methods, max_tokens=2, contrasts="ebf-none,recency-none")
+    found = comparing.run(asked, tmp_path / "mixed")
+    alone = comparing.run(
+        settings(write(tmp_path / "alone.jsonl", [record(1), record(2)]), methods),
+        tmp_path / "alone",
+    )
+    rows = {row["method"]: row for row in found["rows"]}
+    assert {m: rows[m]["n"] for m in methods.split(",")} == {
+        "ebf": 2, "none": 3, "longest": 2, "recency": 3,
+    }  # fmt: skip
+    assert rows["ebf"]["logp"] == pytest.approx(
+        next(row["logp"] for row in alone["rows"] if row["method"] == "ebf"), abs=1e-4
+    )
+    assert "ebf, longest: by options, which 2 of 3 questions have." in found["notes"]
+    assert {c["a"]: c["metric"] for c in found["contrasts"]} == {"ebf": "logp", "recency": "logp"}
+    assert {row["method"] for row in found["diagnosis"]["by_length"]} == {"none", "recency"}
+    assert "ebf" in (tmp_path / "mixed" / "report.html").read_text("utf-8")
+    opened = comparing.run(
+        settings(write(tmp_path / "free.jsonl", [free(0), free(1)]), methods, max_tokens=2,
+                 contrasts="ebf-none"), tmp_path / "free"
+    )  # fmt: skip
+    assert [row["method"] for row in opened["rows"]] == ["none", "recency"]
+    assert "ebf, longest: by options, which 0 of 2 questions have." in opened["notes"]
+    assert opened["contrasts"] == []
 
 
 def test_contrasts_are_declared(done):
