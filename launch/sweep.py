@@ -38,10 +38,11 @@ def main() -> int:
         raise _door.UsageError(
             f"--config: {args.config}: an entry of SWEEP trains nothing; add EVALUATE"
         )
+    names = list(map(folder, sweep))
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        raise _door.UsageError(f"--config: {args.config}: two entries of SWEEP named {twice[0]!r}")
     trained, compared = [], []
-    for overrides in sweep:
-        name = ",".join(f"{key.rpartition('.')[2]}={value}" for key, value in overrides.items())
-        name = (name or "untrained").replace("/", "-")  # one folder, whatever the values hold
+    for name, overrides in zip(names, sweep, strict=True):
         place, asked = args.workdir / name, {**(evaluate or {}), **overrides}
         if trains(overrides):
             if code := run("sft.py", "curves.png", args.config, place, flags, overrides):
@@ -66,6 +67,12 @@ def main() -> int:
 
     write_json(args.workdir / "sweep.json", {"machine": machine, "runs": runs})
     return 0
+
+
+def folder(overrides) -> str:
+    """Name an entry by what it sets, but for the methods that it compares: one folder below --workdir."""
+    named = [f"{k.rpartition('.')[2]}={v}" for k, v in overrides.items() if k != "methods"]
+    return (",".join(named) or "untrained").replace("/", "-")
 
 
 def trains(overrides) -> bool:

@@ -60,5 +60,8 @@ def test_a_fault_stops_the_sweep_with_its_line(config, tmp_path):
     args = ("--workdir", str(tmp_path / "runs"), *FLAGS)
     out = launch("sweep.py", "--config", config([{"train.evidence": "tea"}], False), *args)
     assert out.returncode == 2 and "train.evidence" in out.stderr and "Traceback" not in out.stderr
+    twice = config([{"methods": "none"}, {"methods": "full"}])
+    out = launch("sweep.py", "--config", twice, *args)
+    assert out.returncode == 2 and "two entries of SWEEP named 'untrained'" in out.stderr
     out = launch("sweep.py", "--config", str(tmp_path / "none.py"), *args)
     assert out.returncode == 2 and out.stderr.startswith("error: --config")
