@@ -70,7 +70,7 @@ def main() -> int:
 
 
 def folder(overrides) -> str:
-    """Name an entry by what it sets, but for the methods that it compares: one folder below --workdir."""
+    """Name an entry by what it sets, but for the methods that it compares."""
     named = [f"{k.rpartition('.')[2]}={v}" for k, v in overrides.items() if k != "methods"]
     return (",".join(named) or "untrained").replace("/", "-")
 
