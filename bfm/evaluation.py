@@ -112,6 +112,7 @@ def evaluate(
             line["tokens"] = len(scaffold.head) + len(prompt.prefix) + bare[i]
             line["memory_tokens"], line["written"] = len(prompt.prefix), reply.written
             line["seconds"] = round(spent[method] + per_token * (len(prompt.prefix) + bare[i]), 4)
+            line["dropped"] = prompt.dropped
             if prompt.dropped and line["status"] == "ok":
                 line["status"] = "truncated"
             own.append(line)
@@ -230,8 +231,8 @@ def grade(
         "gold": gold, "gate": int(decision.gate) if decision else 0,
         "open_probability": decision.open_probability if decision else None,
         "focus": list(choice.turns[:20]) if choice else [],
-        "evidence": list(evidence), "tokens": 0, "memory_tokens": 0, "written": 0, "calls": 0,
-        "seconds": 0.0, "status": answer.status, "group": group_of(example),
+        "evidence": list(evidence), "tokens": 0, "memory_tokens": 0, "dropped": 0, "written": 0,
+        "calls": 0, "seconds": 0.0, "status": answer.status, "group": group_of(example),
         "stratum": str(example.meta.get("stratum", example.meta.get("category", ""))),
         "n_turns": 0,
         "recall": len({*labelled} & {*evidence}) / len(labelled) if labelled else None,

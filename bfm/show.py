@@ -87,11 +87,13 @@ def bar(share: float) -> Text:
 def compared(rows: Sequence[Mapping[str, Any]]) -> RenderableType:
     """Return the table of an evaluation: a row a method, as `bfm.summary.rows` makes them."""
     free = any(row.get("f1") is not None for row in rows)
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    names = ("exact match, 95 %", "F1, 95 %") if free else ("accuracy, 95 %",)
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=free)
+    names = (
+        ("exact", "F1, 95 %") if free else ("accuracy, 95 %",)
+    )  # free: 80 columns hold one interval
     cut = any(row.get("truncated") for row in rows)  # what was chosen did not all fit
     figures = [
-        ("log p", "logp", "{:.2f}"),
+        ("log p", "logp", "{:.1f}" if free else "{:.2f}"),
         ("tokens", "tokens", "{:.0f}"),
         ("turns", "turns", "{:.1f}"),
         *([("cut", "truncated", "{:d}")] if cut else []),
@@ -102,7 +104,8 @@ def compared(rows: Sequence[Mapping[str, Any]]) -> RenderableType:
     for row in rows:
         cells = [with_interval(row["accuracy"], row["low"], row["high"])]
         if free:
-            cells.append(with_interval(*(row.get(k) for k in ("f1", "f1_low", "f1_high"))))
+            overlap = with_interval(*(row.get(k) for k in ("f1", "f1_low", "f1_high")))
+            cells = [with_interval(row["accuracy"], None, None), overlap]
         for _, key, form in figures:
             cells.append("" if row.get(key) is None else form.format(row[key]))
         table.add_row(row["method"], *cells, style="dim" if row["control"] else "")

@@ -68,7 +68,8 @@ def rows(results: Lines, data: str) -> list[dict[str, Any]]:
             "open": float(column(lines, "gate").mean()),
             "recall": float(np.mean(recalls)) if recalls and method not in CONTROLS else None,
             "errors": sum(line["status"] not in ANSWERED for line in lines),
-            **{s: sum(line["status"] == s for line in lines) for s in ANSWERED[1:]},
+            "truncated": sum(line["dropped"] > 0 for line in lines),
+            **{s: sum(line["status"] == s for line in lines) for s in ANSWERED[2:]},
             "calls": float(column(lines, "calls").mean()),
             "p50_s": float(np.percentile(seconds, 50)), "p95_s": float(np.percentile(seconds, 95)),
             "control": method in CONTROLS,
@@ -144,6 +145,11 @@ def shared(a: Lines, b: Lines) -> tuple[Lines, Lines]:
     return tuple([line for line in own if (line["id"], line.get("seed")) in both] for own in (a, b))
 
 
+def unread(line: Mapping[str, Any]) -> bool:
+    """Say whether a method chose turns of which not one fitted."""
+    return line.get("dropped", 0) > 0 and not line["memory_tokens"]
+
+
 def notes(
     results: Lines, table: Sequence[dict[str, Any]], methods: Sequence[str]
 ) -> tuple[list[str], bool]:
@@ -153,6 +159,12 @@ def notes(
     for n in sorted({len(lines[m]) for m in methods} - {total}):
         names = ", ".join(m for m in methods if len(lines[m]) == n)
         found.append(f"{names}: by options, which {n:,} of {total:,} questions have.")
+    if blind := [(m, n) for m, own in lines.items() if (n := sum(map(unread, own)))]:
+        named = ", ".join(f"{m} {n:,}" for m, n in blind)
+        found.append(
+            f"Read nothing, for no turn that was chosen fits eval.budget (full and the oracles: "
+            f"train.tokens), questions of {total:,}: {named}. Raise it, or set unit=message."
+        )
     errors = sum(row["errors"] for row in table)
     valid = errors <= MOST_ERRORS * len(results)
     if not valid:

@@ -520,6 +520,15 @@ def test_reliability_and_notes():
     assert not summary.notes(lines, [{"errors": 1}], both)[1] and len(lines) == 40  # 2.5 %
 
 
+def test_turns_that_never_fit_are_told(tmp_path):
+    data = write(tmp_path / "data.jsonl", [record(0), record(1)])
+    found = comparing.run(settings(data, "none,recency,full", budget=16), tmp_path / "w")
+    [note] = (note for note in found["notes"] if "fits eval.budget" in note)
+    assert "of 2: recency 2." in note
+    rows = {row["method"]: row for row in found["rows"]}
+    assert rows["recency"]["tokens"] == rows["none"]["tokens"] and rows["recency"]["truncated"] == 2
+
+
 def test_bins_by_hand():
     own = [{"group": str(i), "correct": float(i > 3)} for i in range(7)]
     rows = summary.binned({"bfm": own, "first": own}, [1, 1, 2, None, 3, 9, 9], "turns ago")
