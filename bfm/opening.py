@@ -72,20 +72,18 @@ class Part:
 
     @classmethod
     def of(cls, source: JsonlSource | Prepared, fold: str, sample: int, seed: int) -> Part:
-        """Pick by fold (groups are dealt out by seed), then so many records by chance (0: all)."""
-        places = range(len(source))
+        """Draw so many records by seed (0: all), then keep those of a fold of all groups."""
+        places, picked = range(len(source)), fold
+        if sample and sample < len(source):
+            order = generator(seed, "sample").permutation(len(source))
+            places, picked = sorted(map(int, order[:sample])), f"{fold} sample {sample}"
         if fold:
             inside, part, parts = parse_fold(fold)
-            groups = [group_of(source[i]) for i in places]
+            groups = [group_of(source[i]) for i in range(len(source))]
             names = sorted(set(groups))
             order = generator(seed, "folds").permutation(len(names))
             held = {names[k] for place, k in enumerate(order) if place % parts == part}
             places = [i for i in places if (groups[i] in held) == inside]
-        picked = fold
-        if sample and sample < len(places):
-            order = generator(seed, "sample").permutation(len(places))
-            places = sorted(places[k] for k in order[:sample])
-            picked = f"{fold} sample {sample}"
         digest = hashlib.sha256(f"{source.sha256} {picked} {seed}".encode()).hexdigest()
         return cls(source, tuple(places), digest, source.sha256)
 

@@ -267,8 +267,8 @@ class Settings:
     limit: int = field(0, "use only the first records (0: all)", low=0)
     sample: int = field(
         0,
-        "use only so many records, drawn by seed from the split and the fold (0: all): files are often "
-        "in the order of their topics, so the first ones are no sample",
+        "use only so many records of the split, drawn by seed (0: all); a fold is then its part of them. "
+        "Files are often in the order of their topics, so the first ones are no sample",
         low=0,
     )
     batch_size: int = field(32, "most rows in a batch; a token budget caps it too", low=1)

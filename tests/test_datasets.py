@@ -180,7 +180,7 @@ def test_a_run_can_name_the_small_part():
     assert list(found) == list(load("shifting_prefs", "small_dev"))[:3]
 
 
-def test_a_sample_is_drawn_by_seed_within_the_fold_and_keeps_the_order():
+def test_a_sample_is_drawn_by_seed_and_keeps_the_order():
     def ids(**given):
         settings = Settings.of({"data": "shifting_prefs", "split": "small_dev", **given})
         source = opening.open_data(settings)
@@ -191,8 +191,9 @@ def test_a_sample_is_drawn_by_seed_within_the_fold_and_keeps_the_order():
     assert len(drawn) == 9 and drawn == sorted(drawn, key=whole.index) and drawn != whole[:9]
     assert (drawn, named) == ids(sample=9) and drawn != ids(sample=9, seed=1)[0]
     assert named not in (ids()[1], ids(sample=8)[1], ids(sample=9, fold="0/2")[1])
-    half = ids(fold="0/2")[0]
-    assert set(ids(fold="0/2", sample=5)[0]) < set(half) < set(whole)
+    parts = [set(ids(fold=f"{k}/3", sample=30)[0]) for k in range(3)]  # as out-of-fold runs need
+    assert set().union(*parts) == set(ids(sample=30)[0]) and sum(map(len, parts)) == 30
+    assert all(part < set(ids(fold=f"{k}/3")[0]) for k, part in enumerate(parts))
     assert ids(sample=10**6)[0] == whole
 
 
