@@ -267,7 +267,7 @@ class Settings:
     limit: int = field(0, "use only the first records (0: all)", low=0)
     sample: int = field(
         0,
-        "use only so many records of the split, drawn by seed (0: all); a fold is then its part of them. "
+        "use only so many records of the split, drawn by seed (0: all); a fold is its part of them. "
         "Files are often in the order of their topics, so the first ones are no sample",
         low=0,
     )
