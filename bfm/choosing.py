@@ -52,6 +52,7 @@ METHODS: Mapping[str, str] = {
     "shortest": "control: the shortest option",
     "first": "control: the first option",
 }
+BY_SAL_Q = ("bfm", "bfm_open", "tau_q", "sal_q", "ebf")  # score every turn with the question first
 CONTROLS = ("longest", "shortest", "first")
 BY_OPTIONS = ("ebf", *CONTROLS)  # have nothing to say on a question without options
 SYSTEMS = tuple(MAKERS)  # memories that an LM writes

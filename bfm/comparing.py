@@ -17,7 +17,7 @@ from bfm.answering import longest
 from bfm.baselines import backend
 from bfm.choosing import BY_OPTIONS, CONTROLS, SYSTEMS, parse_methods
 from bfm.dialogue import Example, RecordError, evidence_turns, group_of, turns_of
-from bfm.evaluation import wants_sal_a
+from bfm.evaluation import wants_sal_a, wants_sal_q
 from bfm.harness import GROUP, RESULTS, SALIENCY, SYSTEM_COSTS, Harness, group
 from bfm.heads import controller_prompt, reader_room
 from bfm.jsonl import read_lines, write_json
@@ -132,10 +132,12 @@ def _evaluate(settings: Settings, workdir: Path) -> tuple[Any, dict[str, Any], d
 def plan(sizes: Sequence[int], methods: Sequence[str], settings: Settings) -> int:
     """Estimate the tokens that an evaluation computes, from those of each example's turns.
 
-    Every turn is scored with the question, and with the answer where Sal_a is asked for; a method reads
-    up to its budget. Models that write (memories, free answers) come on top.
+    Every turn is scored with the question where a method or the diagnosis needs it, and with the answer
+    where Sal_a is asked for; a method reads up to its budget. Models that write (memories, free
+    answers) come on top.
     """
-    passes = 1 + wants_sal_a(methods, settings) + ("ebf" in methods)
+    scored = wants_sal_q(methods, settings) + wants_sal_a(methods, settings)
+    passes = scored + ("ebf" in methods)
     budgets = [
         0 if m == "none" or m in CONTROLS else 10**9 if m == "full" else settings.eval.budget
         for m in methods
@@ -265,7 +267,8 @@ def example_page(example: Example, scores, lines, settings: Settings) -> dict[st
                     f"{m.name or m.role.capitalize()}: {m.content}" for m in turn.messages
                 ),
                 "time": turn.messages[0].time, "evidence": turn.index in evidence,
-                "sal_q": sal_q[turn.index], "sal_a": sal_a[turn.index] if sal_a else None,
+                "sal_q": sal_q[turn.index] if sal_q else None,
+                "sal_a": sal_a[turn.index] if sal_a else None,
             }
             for turn in turns
         ],

@@ -18,6 +18,7 @@ from bfm import extract
 from bfm.answering import Answer, answers, longest, reference_logp
 from bfm.choosing import (
     BY_OPTIONS,
+    BY_SAL_Q,
     CONTROLS,
     WHOLE,
     Choice,
@@ -37,8 +38,8 @@ from bfm.settings import Settings
 class Evaluated:
     """What a group of examples gave: result lines by example, and what scored every turn.
 
-    scores[i]: sal_q, sal_a (None where it is not scored) and each method that ranks by a score of its
-    own -> one number a turn of example i, None for a turn that was never in question.
+    scores[i]: sal_q, sal_a (None where not scored) and each method that ranks by a score of its own ->
+    one number a turn of example i, None for a turn that was never in question.
     """
 
     lines: list[list[dict[str, Any]]]
@@ -51,45 +52,49 @@ def evaluate(
     methods: Sequence[str],
     models: Models,
     settings: Settings,
-    ks: Mapping[str, int],
+    ks: Mapping[str, Sequence[int]],
     on_steps: Callable[[int], None] = lambda n: None,
 ) -> Evaluated:
     """Run every method on a group of examples.
 
     others[i]: turns of another user, for the control of that name. ks: most turns by method (default
-    eval.k). `seconds` of a line is the share of its choice in the group's time and of its prompt's
-    tokens in the reader's; the first group's holds compilation. on_steps is told how many steps more
-    are done; an example takes `steps` of them.
+    eval.k); several give a line each, which names its k, and the turns are ranked once. `seconds` of a
+    line is the share of its choice in the group's time and of its prompt's tokens in the reader's; the
+    first group's holds compilation. on_steps is told how many steps more are done; an example takes
+    `steps` of them where each method has one k.
     """
     questions = [example.question for example in examples]
     turns = [turns_of(question.messages, settings.unit) for question in questions]
     started = time.perf_counter()
-    sal_q = saliency_q(models, questions, settings)
+    ranked = wants_sal_q(methods, settings)
+    sal_q = saliency_q(models, questions, settings) if ranked else [None] * len(examples)
     base_s = (time.perf_counter() - started) / len(examples)
-    on_steps(len(examples))
+    on_steps(len(examples) * ranked)
     wanted = wants_sal_a(methods, settings)
     sal_a = saliency_a(models, examples, settings) if wanted else [None] * len(examples)
     on_steps(len(examples) * wanted)
     oracle = Oracle([evidence_turns(example, settings.unit) for example in examples], sal_a)
-    chosen: dict[str, list[Choice | None]] = {}
+    chosen: dict[tuple[str, int], list[Choice | None]] = {}
     spent: dict[str, float] = {}
     for method in methods:
         if method in CONTROLS:
             continue
         started = time.perf_counter()
-        k = ks.get(method, settings.eval.k)
-        chosen[method] = choose(
-            method, questions, turns, others, sal_q, models, settings, oracle, k
+        own = ks.get(method, (settings.eval.k,))
+        choices = choose(
+            method, questions, turns, others, sal_q, models, settings, oracle, max(own)
         )
+        for k in own:
+            chosen[method, k] = choices if len(own) == 1 else [_first(c, k) for c in choices]
         spent[method] = (time.perf_counter() - started) / len(examples)
-        if method in ("bfm", "bfm_open", "tau_q", "sal_q", "ebf"):
+        if method in BY_SAL_Q:
             spent[method] += base_s
         on_steps(len(examples))
     shown = _show(chosen, questions, turns, models, settings)
     form, scaffold = settings.label.answer, models.base.scaffold
     bare = [len(asked(scaffold, question, form)) for question in questions]
     found, per_token = _answer(shown, examples, models, settings, bare)
-    on_steps(len(examples) * len(shown))
+    on_steps(len(examples) * len(spent))
     lines = []
     for i, example in enumerate(examples):
         own = []
@@ -100,29 +105,39 @@ def evaluate(
                 reading = _control(method, example.question)
                 own.append(grade(example, method, Answer(reading), oracle.evidence[i]))
                 continue
-            prompt, choice = shown[method][i], chosen[method][i]
-            reply, logp = found[method, i]
-            read = choice.evidence(prompt.evidence)
-            line = grade(example, method, reply, oracle.evidence[i], read, choice, logp)
-            scaffold = models.reader_of(method)[0].scaffold
+            for k in ks.get(method, (settings.eval.k,)):
+                prompt, choice = shown[method, k][i], chosen[method, k][i]
+                reply, logp = found[(method, k), i]
+                read = choice.evidence(prompt.evidence)
+                line = grade(example, method, reply, oracle.evidence[i], read, choice, logp)
+                scaffold = models.reader_of(method)[0].scaffold
+                line["calls"] = 2 if method in ("bfm", "bfm_open") else 1
+                if choice.decision is None:
+                    line["gate"] = int(bool(prompt.prefix))
+                size = len(prompt.prefix)
+                line["tokens"] = len(scaffold.head) + size + bare[i]
+                line["memory_tokens"], line["written"] = size, reply.written
+                line["seconds"] = round(spent[method] + per_token * (size + bare[i]), 4)
+                line["dropped"] = prompt.dropped
+                if prompt.dropped and line["status"] == "ok":
+                    line["status"] = "truncated"
+                if method in ks:
+                    line["k"] = k
+                own.append(line)
+        for line in own:
             line["n_turns"] = len(turns[i])
-            line["calls"] = 2 if method in ("bfm", "bfm_open") else 1
-            if choice.decision is None:
-                line["gate"] = int(bool(prompt.prefix))
-            line["tokens"] = len(scaffold.head) + len(prompt.prefix) + bare[i]
-            line["memory_tokens"], line["written"] = len(prompt.prefix), reply.written
-            line["seconds"] = round(spent[method] + per_token * (len(prompt.prefix) + bare[i]), 4)
-            line["dropped"] = prompt.dropped
-            if prompt.dropped and line["status"] == "ok":
-                line["status"] = "truncated"
-            own.append(line)
         lines.append(own)
     scores = [
         {"sal_q": sal_q[i], "sal_a": sal_a[i]}
-        | {m: list(own[i].scores) for m, own in chosen.items() if own[i] and own[i].scores}
+        | {m: list(own[i].scores) for (m, _), own in chosen.items() if own[i] and own[i].scores}
         for i in range(len(examples))
     ]
     return Evaluated(lines, scores)
+
+
+def wants_sal_q(methods: Sequence[str], settings: Settings) -> bool:
+    """Say whether Sal_q of every turn is scored: beside Sal_a, or because a method reads by it."""
+    return wants_sal_a(methods, settings) or bool({*BY_SAL_Q} & {*methods})
 
 
 def wants_sal_a(methods: Sequence[str], settings: Settings) -> bool:
@@ -132,41 +147,45 @@ def wants_sal_a(methods: Sequence[str], settings: Settings) -> bool:
 
 def steps(methods: Sequence[str], settings: Settings) -> int:
     """Return how many steps an example takes: both saliencies; of each method, choice and answer."""
-    return (
-        1 + wants_sal_a(methods, settings) + 2 * sum(method not in CONTROLS for method in methods)
-    )
+    scored = wants_sal_q(methods, settings) + wants_sal_a(methods, settings)
+    return scored + 2 * sum(method not in CONTROLS for method in methods)
 
 
-def _show(chosen, questions, turns, models, settings) -> dict[str, list[ReaderPrompt | None]]:
+def _first(choice: Choice | None, k: int) -> Choice | None:
+    """Return a selector's choice of at most k turns."""
+    return choice and dataclasses.replace(choice, turns=choice.turns[:k])
+
+
+def _show(chosen, questions, turns, models, settings) -> dict[tuple, list[ReaderPrompt | None]]:
     """Render what each method chose, the same for all, within the budget of tokens."""
     shown = {}
-    for method, choices in chosen.items():
+    for (method, k), choices in chosen.items():
         scaffold = models.reader_of(method)[0].scaffold
-        shown[method] = []
+        shown[method, k] = []
         for question, own, choice in zip(questions, turns, choices, strict=True):
             if choice is None:
-                shown[method].append(None)
+                shown[method, k].append(None)
                 continue
             own = own if choice.history is None else choice.history
             room = reader_room(scaffold, question, settings, longest(question, settings))
             if method not in WHOLE:
                 room = min(room, settings.eval.budget)
-            shown[method].append(reader_prompt(scaffold, own, choice.turns, settings, room))
+            shown[method, k].append(reader_prompt(scaffold, own, choice.turns, settings, room))
     return shown
 
 
 def _answer(shown, examples, models, settings, bare) -> tuple[dict, float]:
-    """Return (method, example) -> (answer, log p of a reference text or None), and seconds a token."""
+    """Return (key of shown, example) -> (answer, log p of a reference or None), and seconds a token."""
     questions = [example.question for example in examples]
     open_ended = [i for i, question in enumerate(questions) if not question.options]
     found, seconds, tokens = {}, 0.0, 0
-    by_reader: dict[int, list[str]] = {}
-    for method in shown:
-        by_reader.setdefault(id(models.reader_of(method)[0]), []).append(method)
-    for names in by_reader.values():
-        reader, scorer = models.reader_of(names[0])
-        able = [[name for name in names if shown[name][i]] for i in range(len(examples))]
-        blocks = [[shown[name][i].prefix for name in own] for i, own in enumerate(able)]
+    by_reader: dict[int, list[tuple[str, int]]] = {}
+    for key in shown:
+        by_reader.setdefault(id(models.reader_of(key[0])[0]), []).append(key)
+    for keys in by_reader.values():
+        reader, scorer = models.reader_of(keys[0][0])
+        able = [[key for key in keys if shown[key][i]] for i in range(len(examples))]
+        blocks = [[shown[key][i].prefix for key in own] for i, own in enumerate(able)]
         started = time.perf_counter()
         given = answers(reader, scorer, questions, blocks, settings)
         seconds += time.perf_counter() - started
@@ -178,8 +197,8 @@ def _answer(shown, examples, models, settings, bare) -> tuple[dict, float]:
         )  # fmt: skip
         at = dict(zip(open_ended, logps, strict=True))
         for i, own in enumerate(given):
-            for k, name in enumerate(able[i]):
-                found[name, i] = own[k], at[i][k] if i in at else None
+            for place, key in enumerate(able[i]):
+                found[key, i] = own[place], at[i][place] if i in at else None
     return found, seconds / max(1, tokens)
 
 

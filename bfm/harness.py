@@ -96,7 +96,7 @@ class Harness:
         write_json(place, {"reranker": systems.reranker.to_json(), "updates": updates})
 
     def tune(self, dev, workdir: Path) -> dict[str, int]:
-        """Return each selector's k: best on dev by accuracy, then by log p, then the smaller one."""
+        """Return each selector's k: best on dev by accuracy or F1, then by log p, then the smaller."""
         place, settings = workdir / TUNED_K, self.settings
         if jax.process_index():
             wait(place)
@@ -108,24 +108,25 @@ class Harness:
         without = dataclasses.replace(
             settings, eval=dataclasses.replace(settings.eval, sal_a=False)
         )
-        with Meter("tuning k", len(values) * len(examples), "examples") as meter:
-            for k in values:
-                lines = []
-                for start in range(0, len(examples), GROUP):
-                    part = examples[start : start + GROUP]
-                    none = [()] * len(part)
-                    ks = dict.fromkeys(methods, k)
-                    lines += evaluate(part, none, methods, self.models, without, ks).lines
-                    meter.add(len(part))
-                curve += [
-                    {
-                        "k": k,
-                        **{name: row[name] for name in ("method", "accuracy", "logp", "tokens")},
-                    }
-                    for row in summary.rows([line for own in lines for line in own], "")
-                    if not row["control"]
-                ]
-        best = lambda row: (row["accuracy"], row["logp"] or 0.0, -row["k"])  # noqa: E731
+        ks, lines = dict.fromkeys(methods, values), []
+        with Meter("tuning k", len(examples), "examples") as meter:
+            for start in range(0, len(examples), GROUP):
+                part = examples[start : start + GROUP]
+                none = [()] * len(part)
+                found = evaluate(part, none, methods, self.models, without, ks)
+                lines += [line for own in found.lines for line in own]
+                meter.add(len(part))
+        for k in values:
+            curve += [
+                {
+                    "k": k,
+                    **{name: row[name] for name in ("method", "accuracy", "f1", "logp", "tokens")},
+                }
+                for row in summary.rows([line for line in lines if line.get("k") == k], "")
+                if not row["control"]
+            ]
+        outcome = lambda row: row["accuracy"] if row["f1"] is None else row["f1"]  # noqa: E731
+        best = lambda row: (outcome(row), row["logp"] or 0.0, -row["k"])  # noqa: E731
         found = dict.fromkeys(row["method"] for row in curve)  # ebf needs questions with options
         ks = {m: max((r for r in curve if r["method"] == m), key=best)["k"] for m in found}
         write_json(place, {"k": ks, "split": settings.eval.tune_split, "curve": curve})
@@ -133,7 +134,7 @@ class Harness:
 
     def run(self, source, others, ks, spool: Spool, todo: Sequence[int], workdir: Path) -> None:
         """Evaluate groups of examples: those of this process that are not done."""
-        settings = self.settings
+        settings, ks = self.settings, {method: (k,) for method, k in ks.items()}
         places = {k: group(k, len(source)) for k in spool.mine()}
         each = steps(self.methods, settings)
         with Meter("evaluating", each * sum(map(len, places.values())), "steps") as meter:

@@ -190,7 +190,9 @@ class EvalSettings:
     )
     chat_model: str = field("", "name of the model at eval.chat_url")
     sal_a: bool = field(
-        True, "also score Sal_a of every turn (with the reader): diagnosis, and the method sal_a"
+        True,
+        "also score Sal_q and Sal_a of every turn (Sal_a with the reader): diagnosis, and the method "
+        "sal_a; off: Sal_q only where a method reads by it",
     )
     tau_q: float = field(0.0, "threshold on Sal_q of the method tau_q, nats", low=-1e6, high=1e6)
     contrasts: str = field(

@@ -197,7 +197,7 @@ def diagnosis(
     lines.
     """
     sal_q, sal_a = ([line[name] for line in scores] for name in ("sal_q", "sal_a"))
-    labelled = [i for i, turns in enumerate(evidence) if turns]
+    labelled = [i for i, turns in enumerate(evidence) if turns and sal_q[i] is not None]
     lines = by_method(results)
     first = max(lines.values(), key=len, default=[])  # of a method that answered every question
     found: dict[str, Any] = {"saliency_evidence": [], "saliency_other": []}
@@ -214,14 +214,15 @@ def diagnosis(
             for n in sorted({1, 2, 3, 5, k, 20})
         ]
         found["oracle_in_k"] = float(np.mean([all(r < k for r in ranks[i]) for i in labelled]))
-    both = [None if a is None else agreement(q, a) for q, a in zip(sal_q, sal_a, strict=True)]
+    pairs = zip(sal_q, sal_a, strict=True)
+    both = [None if q is None or a is None else agreement(q, a) for q, a in pairs]
     found["rank_agreement"] = [{"rho": v, **row} for v, row in by_stratum(first, both)]
     found["separation"] = separations(first, scores, evidence)
     if "bfm" in lines:
         opened = [(line["open_probability"], bool(turns))
                   for line, turns in zip(lines["bfm"], evidence, strict=True)]  # fmt: skip
         found["reliability"] = reliability(opened)
-    sizes = [len(scores) for scores in sal_q]
+    sizes = [line["n_turns"] for line in first]
     pairs = list(zip(evidence, sizes, strict=True))
     found["by_length"] = binned(lines, sizes, "turns")
     # From the newest evidence to the question, and the share of turns that are evidence.

@@ -520,6 +520,23 @@ def test_reliability_and_notes():
     assert not summary.notes(lines, [{"errors": 1}], both)[1] and len(lines) == 40  # 2.5 %
 
 
+def test_turns_are_scored_only_where_something_needs_it(tmp_path):
+    """Without diagnosis and a method that reads by it, Sal_q of every turn is not computed."""
+    data = write(tmp_path / "data.jsonl", [record(i) for i in range(3)])
+    plain = comparing.run(settings(data, "longest,none,recency", sal_a=False), tmp_path / "plain")
+    scored = comparing.run(settings(data, "longest,none,sal_q", sal_a=False), tmp_path / "scored")
+    held = [[json.loads(x)["sal_q"] for x in (tmp_path / name / "saliency.jsonl").open()]
+            for name in ("plain", "scored")]  # fmt: skip
+    assert held[0] == [None] * 3 and all(held[1])
+    assert plain["diagnosis"]["by_length"] and "recall_at_k" not in plain["diagnosis"]
+    assert "recall_at_k" in scored["diagnosis"]
+    methods = parse_methods("none,recency")
+    sizes = [
+        comparing.plan([100], methods, settings(data, "none", sal_a=on)) for on in (True, False)
+    ]
+    assert sizes == [300, 100]
+
+
 def test_turns_that_never_fit_are_told(tmp_path):
     data = write(tmp_path / "data.jsonl", [record(0), record(1)])
     found = comparing.run(settings(data, "none,recency,full", budget=16), tmp_path / "w")
