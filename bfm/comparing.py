@@ -8,7 +8,7 @@ import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 
@@ -87,8 +87,8 @@ def _evaluate(settings: Settings, workdir: Path) -> tuple[Any, dict[str, Any], d
         raise SettingsError("eval.chat_model: give it together with eval.chat_url")
     if settings.eval.chat_url:
         backend.address(settings.eval.chat_url)
-    sizes: list[int] = []
-    check = lambda example: sizes.append(_check(example, files, methods, settings))  # noqa: E731
+    jobs: list[Work] = []
+    check = lambda example: jobs.append(_check(example, files, methods, settings))  # noqa: E731
     if jax.process_count() > 1 and (named := [m for m in methods if m in SYSTEMS]):
         raise SettingsError(f"methods: {named[0]} writes its stores in one process; run it apart")
     source = open_data(settings, check)
@@ -98,7 +98,7 @@ def _evaluate(settings: Settings, workdir: Path) -> tuple[Any, dict[str, Any], d
     others = other_users([name for name, _ in seen])
     if "other" in methods and others is None:
         raise SettingsError("methods: 'other' reads another user's history; there is one user only")
-    tokens = plan(noted(source, sizes), methods, settings)
+    tokens = plan(noted(source, jobs), methods, settings)
     dev = _dev(settings, source, check)
     identity = {
         **files.identity(settings.model.dtype), "data": source.sha256, "code": code_hash(),
@@ -129,20 +129,31 @@ def _evaluate(settings: Settings, workdir: Path) -> tuple[Any, dict[str, Any], d
     return source, identity, ks
 
 
-def plan(sizes: Sequence[int], methods: Sequence[str], settings: Settings) -> int:
-    """Estimate the tokens that an evaluation computes, from those of each example's turns.
+class Work(NamedTuple):
+    """What an example takes: a hash of its turns, their tokens, those of the question after each."""
+
+    history: int
+    turns: int
+    asked: int
+
+
+def plan(jobs: Sequence[Work], methods: Sequence[str], settings: Settings) -> int:
+    """Estimate the tokens that an evaluation computes.
 
     Every turn is scored with the question where a method or the diagnosis needs it, and with the answer
-    where Sal_a is asked for; a method reads up to its budget. Models that write (memories, free
-    answers) come on top.
+    where Sal_a is asked for, a history once for the questions of a group; a method reads up to its
+    budget. Models that write (memories, free answers) come on top.
     """
     scored = wants_sal_q(methods, settings) + wants_sal_a(methods, settings)
     passes = scored + ("ebf" in methods)
     budgets = [
-        0 if m == "none" or m in CONTROLS else 10**9 if m == "full" else settings.eval.budget
+        0 if m == "none" or m in CONTROLS
+        else settings.train.tokens if m == "full" else settings.eval.budget
         for m in methods
-    ]
-    return sum(passes * size + sum(min(size, budget) for budget in budgets) for size in sizes)
+    ]  # fmt: skip
+    known = {(i // GROUP, job.history): job.turns for i, job in enumerate(jobs)}
+    scored = sum(known.values()) + sum(job.asked for job in jobs)
+    return passes * scored + sum(min(job.turns, budget) for job in jobs for budget in budgets)
 
 
 def _spool(workdir: Path, options: Sequence[bool], methods: Sequence[str]) -> Spool:
@@ -219,8 +230,8 @@ def _dev(settings: Settings, source, check):
     return dev
 
 
-def _check(example: Example, files: ModelFiles, methods, settings: Settings) -> int:
-    """Return the tokens of an example's turns, each with the question. Raises RecordError."""
+def _check(example: Example, files: ModelFiles, methods, settings: Settings) -> Work:
+    """Return the work of an example that can be evaluated. Raises RecordError."""
     if example.question.options and example.answer_index < 0:
         raise RecordError("answer_index", "missing, or no option: an answer cannot be graded")
     if not example.question.options and not example.answer:
@@ -234,7 +245,9 @@ def _check(example: Example, files: ModelFiles, methods, settings: Settings) -> 
     kept = longest(question, settings)
     if (room := reader_room(files.scaffold, question, settings, kept)) < 0:
         raise RecordError("query", f"question and options take {-room} tokens over train.tokens")
-    return rendered.job.tokens
+    job = rendered.job
+    turns = sum(map(len, set(job.prefixes)))
+    return Work(hash(job.prefixes), turns, job.tokens - turns)
 
 
 def parse_contrasts(text: str, methods: Sequence[str]) -> list[tuple[str, str]]:

@@ -532,7 +532,8 @@ def test_turns_are_scored_only_where_something_needs_it(tmp_path):
     assert "recall_at_k" in scored["diagnosis"]
     methods = parse_methods("none,recency")
     sizes = [
-        comparing.plan([100], methods, settings(data, "none", sal_a=on)) for on in (True, False)
+        comparing.plan([comparing.Work(0, 80, 20)], methods, settings(data, "none", sal_a=on))
+        for on in (True, False)
     ]
     assert sizes[0] == sizes[1] + 200  # both saliencies
 
@@ -566,7 +567,10 @@ def test_the_plan_counts_what_is_computed():
     made = settings("dialogues", "none,full,bm25,first", budget=100)
     methods = parse_methods(made.methods)
     # Sal_q and Sal_a of all, then nothing, everything, up to the budget, and no model at all.
-    assert comparing.plan([300, 50], methods, made) == 2 * 350 + 0 + 350 + (100 + 50)
+    two = [comparing.Work(1, 250, 50), comparing.Work(2, 40, 10)]
+    assert comparing.plan(two, methods, made) == 2 * 350 + 0 + 290 + (100 + 40)
+    # A second question on the first history, in the same group of examples, computes itself only.
+    assert comparing.plan([two[0], two[0]], methods, made) == 2 * 350 + 0 + 500 + 200
 
 
 def test_what_goes_by_options_keeps_to_the_questions_that_have_them(tmp_path):
