@@ -9,7 +9,7 @@
 
 On two cores labeling takes a quarter of an hour and the 39 updates (with --config.train.dev=0.25) 40 to
 50 minutes: loss 4.8 to 0.7, gate F1 0.62 to 0.98, focus F1 0.24 to 0.42 on 30 questions of three users
-held out, accuracy at chance, for labels of an untrained model are worth nothing (see configs/readers.py).
+held out, accuracy at chance: labels of an untrained model are worth nothing (see configs/readers.py).
 
 Every parameter instead of adapters: --config.train.lora_rank=0 --config.train.learning_rate=2e-4.
 """
