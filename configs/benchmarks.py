@@ -27,10 +27,15 @@ Predictions, written before any result:
 
 from bfm.settings import default_config
 
-# Each with the part of its users.
-SETS = {"membench_high": "0/2", "prefeval_persona": "0/5", "prefeval_choice": "0/5"}
+# Each with the part of its users. A history of PrefEval's choice form has two turns: one is read, for
+# with five every selector reads both.
+SETS = (
+    {"data": "membench_high", "fold": "0/2"},
+    {"data": "prefeval_persona", "fold": "0/5"},
+    {"data": "prefeval_choice", "fold": "0/5", "eval.k": 1},
+)
 READERS = ({}, {"eval.reader": "judge"}, {"train.evidence": "chance"})
-SWEEP = [{"data": name, "fold": part, **how} for name, part in SETS.items() for how in READERS]
+SWEEP = [{**part, **how} for part in SETS for how in READERS]
 EVALUATE = {
     "split": "test",
     "methods": "none,full,random,recency,bm25,embedding,sal_q,ebf,evidence,sal_a,other,longest,first",
