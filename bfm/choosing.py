@@ -195,10 +195,8 @@ def choose(
         case "bm25":
             return [_ranked(selectors.lexical(q, t, with_options), k) for q, t in pairs]
         case "embedding":
-            return [
-                _ranked(selectors.embedding(q, t, with_options, models.encoder), k)
-                for q, t in pairs
-            ]
+            scores = selectors.embedding(pairs, with_options, models.encoder)
+            return [_ranked(own, k) for own in scores]
         case "sal_q":
             orders = [selectors.by_score(scores) for scores in sal_q]
         case "tau_q":

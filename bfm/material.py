@@ -170,7 +170,8 @@ def evidence_shown(settings: Settings) -> Callable[[Example], tuple[int, ...] | 
             case "bm25":
                 return selectors.by_score(selectors.lexical(question, turns, False))[:k]
             case "embedding":
-                return selectors.by_score(selectors.embedding(question, turns, False, encoder))[:k]
+                [scores] = selectors.embedding([(question, turns)], False, encoder)
+                return selectors.by_score(scores)[:k]
         return None
 
     return shown

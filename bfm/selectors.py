@@ -7,6 +7,7 @@ own. A budget then cuts what is shown, the same for all.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 
 import numpy as np
@@ -62,14 +63,19 @@ def lexical(question: Question, turns: Sequence[Turn], with_options: bool) -> li
 
 
 def embedding(
-    question: Question, turns: Sequence[Turn], with_options: bool, encoder
-) -> list[float]:
-    """Score each turn by its cosine with the question, by a sentence encoder."""
+    pairs: Sequence[tuple[Question, Sequence[Turn]]], with_options: bool, encoder
+) -> list[list[float]]:
+    """Score the turns of each question by their cosine with it; a text that comes again, once."""
     from bfm import embed
 
-    texts = [query_of(question, with_options), *map(text_of, turns)]
-    unit = embed.embed(encoder, texts)
-    return [float(x) for x in unit[1:] @ unit[0]]
+    asked = [query_of(question, with_options) for question, _ in pairs]
+    told = [[text_of(turn) for turn in turns] for _, turns in pairs]
+    texts = list(dict.fromkeys((*asked, *itertools.chain(*told))))
+    unit = dict(zip(texts, embed.embed(encoder, texts), strict=True))
+    return [
+        [float(unit[text] @ unit[query]) for text in own]
+        for query, own in zip(asked, told, strict=True)
+    ]
 
 
 def expected_bayes_factor(log_before: np.ndarray, log_after: Sequence[np.ndarray]) -> list[float]:

@@ -10,7 +10,8 @@ import pytest
 from safetensors.numpy import save_file
 from tokenizers.implementations import BertWordPieceTokenizer
 
-from bfm import embed
+from bfm import embed, selectors
+from bfm.dialogue import parse_example, turns_of
 from bfm.embed import EmbedError
 
 CLOSE = 1e-5  # between entries of unit vectors
@@ -171,6 +172,26 @@ def test_a_vector_depends_on_its_text_alone(tiny):
     order = np.random.default_rng(1).permutation(np.repeat(np.arange(len(TEXTS)), 3))
     got = embed.embed(tiny, [TEXTS[i] for i in order], batch_size=8)
     np.testing.assert_allclose(got, alone[order], atol=CLOSE, rtol=0)
+
+
+def test_the_selector_embeds_a_text_once(tiny, monkeypatch):
+    """Questions on one history share its vectors, and equal turns tie exactly."""
+    turns = [{"role": "user", "content": text} for text in ("a cat", "the dog", "a cat")]
+    made = [
+        parse_example({"id": str(i), "turns": turns, "query": query, "options": ["dog", "cat"]})
+        for i, query in enumerate(["a dog", "the cat", "a dog"])
+    ]
+    pairs = [(e.question, turns_of(e.question.messages)) for e in made]
+    seen, real = [], embed.embed
+    monkeypatch.setattr(embed, "embed", lambda e, texts: seen.extend(texts) or real(e, texts))
+    got = selectors.embedding(pairs, False, tiny)
+    assert sorted(seen) == sorted({"a dog", "the cat", "a cat", "the dog"})
+    for (question, _), scores in zip(pairs, got, strict=True):
+        query, *told = real(tiny, [question.query, "a cat", "the dog", "a cat"])
+        np.testing.assert_allclose(scores, np.stack(told) @ query, atol=1e-5)
+        assert scores[0] == scores[2]
+    [with_options] = selectors.embedding(pairs[:1], True, tiny)
+    assert with_options != got[0]
 
 
 def test_nothing_and_white_space(tiny):
