@@ -57,10 +57,15 @@ def run(settings: Settings, workdir: Path, command: str = "") -> dict[str, Any]:
     table = summary.rows(results, name)
     notes, valid = summary.notes(results, table, parse_methods(settings.methods))
     costs = sorted(workdir.glob(f"**/{SYSTEM_COSTS}"))
+    systems = [row for path in costs for row in json.loads(path.read_text("utf-8"))]
+    notes += [
+        f"{row['system']} was not measured with this model: of the {row['asked']:,} replies that its "
+        f"memory rests on {row['fallbacks']:,} could not be read."
+        for row in systems if not row["measured"]
+    ]  # fmt: skip
     found = {
-        "systems": [row for path in costs for row in json.loads(path.read_text("utf-8"))],
-        "identity": identity, "data": name, "split": settings.split, "n": len(source),
-        "seeds": settings.eval.seeds,
+        "systems": systems, "identity": identity, "data": name, "split": settings.split,
+        "n": len(source), "seeds": settings.eval.seeds,
         "valid": valid, "notes": notes, "rows": table, "command": command, "k": ks,
         "contrasts": summary.contrasts(results, pairs),
         "diagnosis": summary.diagnosis(results, saliency, evidence, settings.prefilter_k),

@@ -72,7 +72,13 @@ def test_a_model_that_cannot_do_it_is_not_measured(scripted, tmp_path):
     scripted("I am sorry, that is hard to say in general.", decide="maybe")
     data = small.write(tmp_path / "data.jsonl", records(2))
     found = comparing.run(small.settings(data, "mem0", sal_a=False), tmp_path / "w")
-    assert not found["systems"][0]["measured"]
+    row = found["systems"][0]
+    assert not row["measured"]
+    assert any(
+        note.startswith("mem0 was not measured with this model")
+        and f"of the {row['asked']} replies" in note and f" {row['fallbacks']} could" in note
+        for note in found["notes"]
+    )  # fmt: skip
     assert "not measured with this model" in (tmp_path / "w" / "report.md").read_text()
 
 
