@@ -274,7 +274,7 @@ DIES = """
 import os, runpy, signal, sys
 import jax
 from bfm import labeling, workdir
-labeling.GROUP_TOKENS = 2000
+labeling.GROUP_TOKENS = 500
 join, put = jax.distributed.initialize, workdir.Spool.put
 jax.distributed.initialize = lambda **kw: join(**kw, heartbeat_timeout_seconds=10)
 def dies(self, k, *args):
@@ -292,7 +292,7 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 @pytest.mark.parametrize("dead", [0, 1])
 def test_a_process_that_is_killed_ends_the_others(make, tmp_path, monkeypatch, dead):
     """The survivor ends with an error, what is whole stays, one process goes on to the same bytes."""
-    monkeypatch.setattr(labeling, "GROUP_TOKENS", 2000)
+    monkeypatch.setattr(labeling, "GROUP_TOKENS", 500)  # one history: four times as many a group
     same = record(0, n=3)
     settings = make([{**same, "id": f"r{i}"} for i in range(11)], model=TINY)  # few shapes
     flags = [f"--config.data={settings.data}", "--config.dump_tokens=true"]
@@ -316,8 +316,9 @@ def test_a_process_that_is_killed_ends_the_others(make, tmp_path, monkeypatch, d
     assert runs[1 - dead].returncode not in (0, None), errors[1 - dead]
     left = tmp_path / "two" / LABELS
     assert not left.exists() or left.read_bytes().endswith(b"\n")
+    script = SMALL_GROUPS.replace("2000", "500")
     done = subprocess.run(
-        [sys.executable, "-c", SMALL_GROUPS, "--config", "configs/tiny.py", *flags],
+        [sys.executable, "-c", script, "--config", "configs/tiny.py", *flags],
         env=os.environ | {"JAX_NUM_CPU_DEVICES": "1"}, cwd=ROOT, capture_output=True, text=True,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
