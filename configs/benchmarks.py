@@ -11,9 +11,9 @@ are in the order of their topics. Products in bf16. Some six hours of one core w
 out for cost: further seeds, the budget of 2,048 tokens, readers taught on each selector, the memories
 that a language model writes, the long sets (PersonaMem, LoCoMo, LongMemEval).
 
-MemBench-High and PrefEval's choice form have been run: figures in the README, results/membench.json
+All but PrefEval's persona form with taught readers has been run: the README, results/membench.json
 (untouched at an earlier commit, which cut histories at 1,024 tokens) and results/prefeval.json (the
-first two readers with eval.k=5, which reads both turns). PrefEval's persona form has not.
+choice form's first two readers with eval.k=5, which reads both turns).
 
 Predictions, written before any result:
   - untouched, evidence does not beat no memory by 15 points on any set: all are marked uninformative;
