@@ -11,7 +11,7 @@ are in the order of their topics. Products in bf16. Some six hours of one core w
 out for cost: further seeds, the budget of 2,048 tokens, readers taught on each selector, the memories
 that a language model writes, the long sets (PersonaMem, LoCoMo, LongMemEval).
 
-All but PrefEval's persona form with taught readers has been run: the README, results/membench.json
+All but PrefEval's persona form taught on the set has been run: the README, results/membench.json
 (untouched at an earlier commit, which cut histories at 1,024 tokens) and results/prefeval.json (the
 choice form's first two readers with eval.k=5, which reads both turns).
 
