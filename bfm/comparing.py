@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import jax
 
-from bfm import pooling, report, summary
+from bfm import diagnosis, pooling, report, summary
 from bfm.answering import longest
 from bfm.baselines import backend
 from bfm.choosing import BY_OPTIONS, CONTROLS, SYSTEMS, parse_methods
@@ -68,7 +68,7 @@ def run(settings: Settings, workdir: Path, command: str = "") -> dict[str, Any]:
         "n": len(source), "seeds": settings.eval.seeds,
         "valid": valid, "notes": notes, "rows": table, "command": command, "k": ks,
         "contrasts": summary.contrasts(results, pairs),
-        "diagnosis": summary.diagnosis(results, saliency, evidence, settings.prefilter_k),
+        "diagnosis": diagnosis.diagnose(results, saliency, evidence, settings.prefilter_k),
     }  # fmt: skip
     write_json(workdir / SUMMARY, found)
     lines = summary.by_example([line for line in results if not line.get("seed")])
@@ -251,8 +251,7 @@ def _check(example: Example, files: ModelFiles, methods, settings: Settings) -> 
     if (room := reader_room(files.scaffold, question, settings, kept)) < 0:
         raise RecordError("query", f"question and options take {-room} tokens over train.tokens")
     job = rendered.job
-    turns = sum(map(len, set(job.prefixes)))
-    return Work(hash(job.prefixes), turns, job.tokens - turns)
+    return Work(hash(job.prefixes), job.history_tokens, job.asked_tokens)
 
 
 def parse_contrasts(text: str, methods: Sequence[str]) -> list[tuple[str, str]]:

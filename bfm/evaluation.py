@@ -27,7 +27,7 @@ from bfm.choosing import (
     choose,
     saliency_a,
     saliency_q,
-)  # fmt: skip
+)
 from bfm.dialogue import Example, Question, Turn, evidence_turns, group_of, turns_of
 from bfm.heads import ReaderPrompt, reader_prompt, reader_room
 from bfm.policy import Reading, asked, credit
@@ -74,13 +74,14 @@ def evaluate(
     sal_a = saliency_a(models, examples, settings) if wanted else [None] * len(examples)
     on_steps(len(examples) * wanted)
     oracle = Oracle([evidence_turns(example, settings.unit) for example in examples], sal_a)
+    most = {method: ks.get(method, (settings.eval.k,)) for method in methods}
     chosen: dict[tuple[str, int], list[Choice | None]] = {}
     spent: dict[str, float] = {}
     for method in methods:
         if method in CONTROLS:
             continue
         started = time.perf_counter()
-        own = ks.get(method, (settings.eval.k,))
+        own = most[method]
         choices = choose(
             method, questions, turns, others, sal_q, models, settings, oracle, max(own)
         )
@@ -105,20 +106,16 @@ def evaluate(
                 reading = _control(method, example.question)
                 own.append(grade(example, method, Answer(reading), oracle.evidence[i]))
                 continue
-            for k in ks.get(method, (settings.eval.k,)):
+            head = len(models.reader_of(method)[0].scaffold.head)
+            for k in most[method]:
                 prompt, choice = shown[method, k][i], chosen[method, k][i]
                 reply, logp = found[(method, k), i]
                 read = choice.evidence(prompt.evidence)
                 line = grade(example, method, reply, oracle.evidence[i], read, choice, logp)
-                scaffold = models.reader_of(method)[0].scaffold
-                line["calls"] = 2 if method in ("bfm", "bfm_open") else 1
+                line |= _cost(method, prompt, head, bare[i], reply)
+                line["seconds"] = round(spent[method] + per_token * (line["tokens"] - head), 4)
                 if choice.decision is None:
                     line["gate"] = int(bool(prompt.prefix))
-                size = len(prompt.prefix)
-                line["tokens"] = len(scaffold.head) + size + bare[i]
-                line["memory_tokens"], line["written"] = size, reply.written
-                line["seconds"] = round(spent[method] + per_token * (size + bare[i]), 4)
-                line["dropped"] = prompt.dropped
                 if prompt.dropped and line["status"] == "ok":
                     line["status"] = "truncated"
                 if method in ks:
@@ -149,6 +146,15 @@ def steps(methods: Sequence[str], settings: Settings) -> int:
     """Return how many steps an example takes: both saliencies; of each method, choice and answer."""
     scored = wants_sal_q(methods, settings) + wants_sal_a(methods, settings)
     return scored + 2 * sum(method not in CONTROLS for method in methods)
+
+
+def _cost(method: str, prompt: ReaderPrompt, head: int, bare: int, reply: Answer) -> dict[str, int]:
+    """Return what an answer took: tokens read and written, turns that did not fit, calls."""
+    size = len(prompt.prefix)
+    return {
+        "tokens": head + size + bare, "memory_tokens": size, "dropped": prompt.dropped,
+        "written": reply.written, "calls": 2 if method in ("bfm", "bfm_open") else 1,
+    }  # fmt: skip
 
 
 def _first(choice: Choice | None, k: int) -> Choice | None:

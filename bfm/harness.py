@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -113,15 +114,13 @@ class Harness:
             for start in range(0, len(examples), GROUP):
                 part = examples[start : start + GROUP]
                 none = [()] * len(part)
-                found = evaluate(part, none, methods, self.models, without, ks)
-                lines += [line for own in found.lines for line in own]
+                made = evaluate(part, none, methods, self.models, without, ks).lines
+                lines += itertools.chain.from_iterable(made)
                 meter.add(len(part))
+        told = ("method", "accuracy", "f1", "logp", "tokens")
         for k in values:
             curve += [
-                {
-                    "k": k,
-                    **{name: row[name] for name in ("method", "accuracy", "f1", "logp", "tokens")},
-                }
+                {"k": k, **{name: row[name] for name in told}}
                 for row in summary.rows([line for line in lines if line.get("k") == k], "")
                 if not row["control"]
             ]

@@ -27,18 +27,8 @@ GROUP_TOKENS = 16_384  # tokens of records that are scored, then written, togeth
 SHARED = 4  # times as many where questions share a history
 # Settings that move a byte of the labels, beside `label` and what the hashes name.
 _MOVES = (
-    *(
-        "split",
-        "fold",
-        "limit",
-        "sample",
-        "seed",
-        "batch_size",
-        "unit",
-        "context_turns",
-        "shortlist",
-    ),
-    *("tau", "max_focus", "on_overflow", "on_bad_record", "dump_tokens"),
+    *("split", "fold", "limit", "sample", "seed", "batch_size", "unit", "context_turns"),
+    *("shortlist", "tau", "max_focus", "on_overflow", "on_bad_record", "dump_tokens"),
 )
 LABELS, META, TOKENS = "labels.jsonl", "labels.meta.json", "tokens.jsonl"
 
@@ -126,8 +116,8 @@ class _Seen:
         job = rendered.job
         work = job.tokens + (unanswered(job).tokens if judged else 0)
         lines = (1 + len(rendered.turns)) * len(job.suffixes)
-        asked = job.tokens - sum(map(len, set(job.prefixes)))
-        return cls(hash(job.prefixes), job.tokens, asked, work, lines, rendered.evidence)
+        history = hash(job.prefixes)
+        return cls(history, job.tokens, job.asked_tokens, work, lines, rendered.evidence)
 
 
 def _score_groups(spool: Spool, source, spans, scorers, settings, files, meter) -> None:

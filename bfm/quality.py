@@ -14,13 +14,13 @@ from typing import Any
 
 import numpy as np
 
+from bfm.diagnosis import separation
 from bfm.dialogue import evidence_turns, group_of
 from bfm.intervals import f1, interval, mean
 from bfm.jsonl import read_lines
 from bfm.labeling import LABELS
 from bfm.opening import open_data
 from bfm.settings import Settings
-from bfm.summary import separation
 
 Row = dict[str, Any]
 

@@ -76,11 +76,19 @@ class Job:
     suffixes: tuple[Suffix, ...]
 
     @property
+    def history_tokens(self) -> int:
+        """Tokens of the distinct prefixes."""
+        return sum(map(len, set(self.prefixes)))
+
+    @property
+    def asked_tokens(self) -> int:
+        """Tokens of the suffixes, each after every distinct prefix and after the head."""
+        return sum(len(s.ids) for s in self.suffixes) * (len(set(self.prefixes)) + 1)
+
+    @property
     def tokens(self) -> int:
-        """Tokens to compute: distinct prefixes once, every suffix after each and after the head."""
-        distinct = set(self.prefixes)
-        suffix = sum(len(s.ids) for s in self.suffixes)
-        return sum(len(p) for p in distinct) + suffix * (len(distinct) + 1)
+        """Tokens to compute: the history once, the suffixes after each of its turns."""
+        return self.history_tokens + self.asked_tokens
 
 
 def unanswered(job: Job) -> Job:
@@ -171,18 +179,19 @@ class Scorer:
         `on_tokens(n)` is told of tokens as they are done; `owner` (a user) owns the states that a
         store keeps. Raises ScoreError on a non-finite value.
         """
-        numbers: dict[tuple, int] = {}  # of histories
-        own = [numbers.setdefault(job.prefixes, len(numbers)) for job in jobs]
-        suffixes: list[list[Suffix]] = [[] for _ in numbers]
-        spans = []  # where each job's suffixes stand among its history's
-        for h, job in zip(own, jobs, strict=True):
-            spans.append(slice(len(suffixes[h]), len(suffixes[h]) + len(job.suffixes)))
-            suffixes[h].extend(job.suffixes)
-        rows, places = [], {}
-        for prefixes, h in numbers.items():
+        histories: dict[tuple, list[int]] = {}  # the jobs on each
+        for j, job in enumerate(jobs):
+            histories.setdefault(job.prefixes, []).append(j)
+        rows, places, spans = [], {}, {}
+        for prefixes, members in histories.items():
+            suffixes, place = [], {}
+            for j in members:
+                spans[j] = slice(len(suffixes), len(suffixes) + len(jobs[j].suffixes))
+                places[j] = place
+                suffixes += jobs[j].suffixes
             for prefix in dict.fromkeys(((), *prefixes)):
-                places[h, prefix] = len(rows)
-                rows.append((prefix, tuple(suffixes[h]), own.count(h)))
+                place[prefix] = len(rows)
+                rows.append((prefix, tuple(suffixes), len(members)))
         done: list[list[Scored]] = [[] for _ in rows]
         started, compile_s = time.perf_counter(), self.timing.compile_s
         for batch, scored, tokens in self._run(rows, owner):
@@ -192,8 +201,8 @@ class Scorer:
         elapsed = time.perf_counter() - started - (self.timing.compile_s - compile_s)
         self.timing.score_s += elapsed
         return [
-            [done[places[h, prefix]][span] for prefix in ((), *job.prefixes)]
-            for h, job, span in zip(own, jobs, spans, strict=True)
+            [done[places[j][prefix]][spans[j]] for prefix in ((), *job.prefixes)]
+            for j, job in enumerate(jobs)
         ]
 
     def _run(self, rows, owner: Hashable) -> Iterator[tuple[Batch, list[list[Scored]], int]]:
@@ -259,9 +268,8 @@ class Scorer:
             parts.append((chosen, part, logp))
             k += step
         n_suffix = sum(len(s.ids) for g in suffixes for s in g)
-        n_prefix = sum(
-            len(rows[i][0]) * rows[i][2] for i in batch.rows
-        )  # as if each job were alone
+        # Counted as if each job on a history were alone, which is what a meter was told of.
+        n_prefix = sum(len(rows[i][0]) * rows[i][2] for i in batch.rows)
         self.timing.suffix_tokens += n_suffix
         self.timing.sequences += sum(map(len, suffixes))
         return batch, parts, n_prefix + n_suffix

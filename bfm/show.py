@@ -88,9 +88,8 @@ def compared(rows: Sequence[Mapping[str, Any]]) -> RenderableType:
     """Return the table of an evaluation: a row a method, as `bfm.summary.rows` makes them."""
     free = any(row.get("f1") is not None for row in rows)
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=free)
-    names = (
-        ("exact", "F1, 95 %") if free else ("accuracy, 95 %",)
-    )  # free: 80 columns hold one interval
+    # Eighty columns hold one interval, and free answers have two measures.
+    names = ("exact", "F1, 95 %") if free else ("accuracy, 95 %",)
     cut = any(row.get("truncated") for row in rows)  # what was chosen did not all fit
     figures = [
         ("log p", "logp", "{:.1f}" if free else "{:.2f}"),

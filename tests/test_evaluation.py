@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from tokenizers import AddedToken
 
-from bfm import arch, comparing, generate, harness, lm, policy, selectors, summary
+from bfm import arch, comparing, diagnosis, generate, harness, lm, policy, selectors, summary
 from bfm.answering import answers
 from bfm.choosing import METHODS, parse_methods
 from bfm.dialogue import parse_example, turns_of
@@ -413,16 +413,16 @@ def test_another_users_history_is_the_next_of_another_group():
 
 
 def test_saliency_statistics_by_hand():
-    assert summary.agreement([1, 2, 3, 4], [4, 3, 2, 1]) == pytest.approx(-1)
+    assert diagnosis.agreement([1, 2, 3, 4], [4, 3, 2, 1]) == pytest.approx(-1)
     assert (
-        summary.agreement([1, 2], [1, 2]) is None
-        and summary.agreement([1, 1, 1], [1, 2, 3]) is None
+        diagnosis.agreement([1, 2], [1, 2]) is None
+        and diagnosis.agreement([1, 1, 1], [1, 2, 3]) is None
     )
-    assert summary.separation([0.1, 0.9, 0.5], [1, 2]) == 1.0
-    assert summary.separation([0.5, 0.5], [0]) == 0.5 and summary.separation([1.0], [0]) is None
+    assert diagnosis.separation([0.1, 0.9, 0.5], [1, 2]) == 1.0
+    assert diagnosis.separation([0.5, 0.5], [0]) == 0.5 and diagnosis.separation([1.0], [0]) is None
     first = [{"stratum": s, "group": str(i)} for i, s in enumerate("aabb")]
     rows = dict(
-        (row["stratum"], value) for value, row in summary.by_stratum(first, [1.0, 0.0, 0.5, None])
+        (row["stratum"], value) for value, row in diagnosis.by_stratum(first, [1.0, 0.0, 0.5, None])
     )
     assert rows == {"all": 0.5, "a": 0.5, "b": 0.5}
 
@@ -506,7 +506,7 @@ def test_statistics_by_hand():
 
 
 def test_reliability_and_notes():
-    assert summary.reliability([(0.1, False), (0.15, True), (0.95, True)]) == [
+    assert diagnosis.reliability([(0.1, False), (0.15, True), (0.95, True)]) == [
         [pytest.approx(0.125), 0.5, 2], [0.95, 1.0, 1],
     ]  # fmt: skip
     both = ("none", "evidence")
@@ -549,11 +549,11 @@ def test_turns_that_never_fit_are_told(tmp_path):
 
 def test_bins_by_hand():
     own = [{"group": str(i), "correct": float(i > 3)} for i in range(7)]
-    rows = summary.binned({"bfm": own, "first": own}, [1, 1, 2, None, 3, 9, 9], "turns ago")
+    rows = diagnosis.binned({"bfm": own, "first": own}, [1, 1, 2, None, 3, 9, 9], "turns ago")
     assert [(r["bin"], r["n"], r["accuracy"]) for r in rows] == [
         ("1 turns ago", 2, 0.0), ("2 to 3 turns ago", 2, 0.5), ("9 turns ago", 2, 1.0),
     ]  # fmt: skip
-    assert summary.binned({"bfm": own}, [None] * 7, "") == []
+    assert diagnosis.binned({"bfm": own}, [None] * 7, "") == []
 
 
 @pytest.mark.parametrize("text", ["", "bfm,bfm", "bfm,magic", ","])
