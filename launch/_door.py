@@ -139,12 +139,13 @@ def _parse(doc: str, workdir: bool):
 
 
 def _reason(error: Exception) -> str:
+    while error.args and isinstance(error.args[0], Exception):  # one error inside another
+        error = type(error)(*error.args[0].args)
     text = " ".join(str(error).split()) or type(error).__name__
-    return (
-        text
-        if isinstance(error, (ValueError, AttributeError))
-        else f"{type(error).__name__}: {text}"
-    )
+    if isinstance(error, AttributeError) and text.startswith("'"):  # a key of the config
+        return "no setting " + text.replace(" Did you mean", "; did you mean")
+    plain = isinstance(error, (ValueError, AttributeError))
+    return text if plain else f"{type(error).__name__}: {text}"
 
 
 def join_processes() -> None:
