@@ -35,12 +35,12 @@ evidence. Some four hours of one core.
 
 Can the controller learn at all? Alone, twice over the same questions, by the labelled evidence:
 
-    python launch/sft.py --config configs/readers.py --workdir runs/readers/controller \
-        --config.train.heads=controller --config.label.source=evidence --config.train.epochs=2 \
+    python launch/sft.py --config configs/readers.py --workdir runs/readers/controller \\
+        --config.train.heads=controller --config.label.source=evidence --config.train.epochs=2 \\
         --config.labels=runs/readers/bfm/labels/labels.jsonl
-    python launch/eval.py --config configs/readers.py --workdir runs/readers/d \
-        --config.split=small_dev --config.limit=0 --config.policy=runs/readers/controller/export \
-        --config.eval.reader=runs/readers/bfm/export --config.methods=bfm,bfm_open,none,evidence \
+    python launch/eval.py --config configs/readers.py --workdir runs/readers/d \\
+        --config.split=small_dev --config.limit=0 --config.policy=runs/readers/controller/export \\
+        --config.eval.reader=runs/readers/bfm/export --config.methods=bfm,bfm_open,none,evidence \\
         --config.eval.contrasts=bfm-none
 
 The users are those of seed 1, which the judge was not taught on; the test users are others again. For
