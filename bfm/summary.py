@@ -153,15 +153,16 @@ def notes(
 ) -> tuple[list[str], bool]:
     """Return what a reader of the table must know, and whether the run is valid."""
     found, lines = [], by_method(results)
-    total = max(map(len, lines.values()), default=0)
-    for n in sorted({len(lines[m]) for m in methods} - {total}):
-        names = ", ".join(m for m in methods if len(lines[m]) == n)
+    asked = {m: len({line["id"] for line in lines[m]}) for m in methods}  # once for all seeds
+    total = max(asked.values(), default=0)
+    for n in sorted(set(asked.values()) - {total}):
+        names = ", ".join(m for m in methods if asked[m] == n)
         found.append(f"{names}: by options, which {n:,} of {total:,} questions have.")
     if blind := [(m, n) for m, own in lines.items() if (n := sum(map(unread, own)))]:
-        named = ", ".join(f"{m} {n:,}" for m, n in blind)
+        named, most = ", ".join(f"{m} {n:,}" for m, n in blind), max(map(len, lines.values()))
         found.append(
             f"Read nothing, for no turn that was chosen fits eval.budget (full and the oracles: "
-            f"train.tokens), questions of {total:,}: {named}. Raise it, or set unit=message."
+            f"train.tokens), answers of {most:,}: {named}. Raise it, or set unit=message."
         )
     errors = sum(row["errors"] for row in table)
     valid = errors <= MOST_ERRORS * len(results)

@@ -511,7 +511,7 @@ def test_reliability_and_notes():
     ]  # fmt: skip
     both = ("none", "evidence")
     lines = [
-        {"method": m, "group": str(i), "correct": float(m == "evidence"), "status": "ok", "recall": 1}
+        {"id": i, "method": m, "group": str(i), "correct": float(m == "evidence"), "status": "ok", "recall": 1}
         for i in range(20) for m in both
     ]  # fmt: skip
     assert summary.notes(lines, [{"errors": 0}], both) == ([], True)
@@ -601,6 +601,17 @@ def test_what_goes_by_options_keeps_to_the_questions_that_have_them(tmp_path):
     assert [row["method"] for row in opened["rows"]] == ["none", "recency"]
     assert "ebf, longest: by options, which 0 of 2 questions have." in opened["notes"]
     assert opened["contrasts"] == []
+
+
+def test_a_question_counts_once_however_many_policies_were_trained():
+    lines = [
+        {"id": id_, "seed": seed, "method": method, "memory_tokens": 0, "dropped": method == "full"}
+        for seed in range(3) for id_ in "ab" for method in ("none", "full", "ebf")
+        if (id_, method) != ("b", "ebf")
+    ]  # fmt: skip
+    told, valid = summary.notes(lines, [], ("none", "full", "ebf"))
+    assert valid and "ebf: by options, which 1 of 2 questions have." in told
+    assert "answers of 6: full 6" in told[1]
 
 
 def test_contrasts_are_declared(done):

@@ -12,9 +12,13 @@ from bfm.settings import Settings
 from launch import _door
 
 ROOT = Path(__file__).parents[1]
-RECORDS = {path.stem: json.loads(path.read_text("utf-8")) for path in (ROOT / "results").glob("*.json")}
+RECORDS = {
+    path.stem: json.loads(path.read_text("utf-8")) for path in (ROOT / "results").glob("*.json")
+}
 RUNS = [(name, run) for name, record in sorted(RECORDS.items()) for run in record.get("runs", ())]
-TRAINED = [(name, one) for name, record in sorted(RECORDS.items()) for one in record.get("trained", ())]
+TRAINED = [
+    (name, one) for name, record in sorted(RECORDS.items()) for one in record.get("trained", ())
+]
 
 
 def settings_of(command: str, monkeypatch) -> tuple[str, Settings, Path]:
@@ -42,7 +46,12 @@ def test_a_command_runs_what_the_figures_are_of(name, run, monkeypatch):
     assert ",".join(identity["methods"]) == settings.methods
     assert record["split"] == settings.split
     assert record["n"] == (settings.sample or settings.limit or record["n"])
-    now = {"answer_form": label.answer, "norm": label.norm, "tokens": train.tokens, "gate": train.gate}
+    now = {
+        "answer_form": label.answer,
+        "norm": label.norm,
+        "tokens": train.tokens,
+        "gate": train.gate,
+    }
     for key, value in identity["settings"].items():
         place = settings if hasattr(settings, key) else settings.eval
         assert value == now.get(key, getattr(place, key, None)), key
