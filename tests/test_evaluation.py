@@ -511,8 +511,8 @@ def test_reliability_and_notes():
     ]  # fmt: skip
     both = ("none", "evidence")
     lines = [
-        {"id": i, "method": m, "group": str(i), "correct": float(m == "evidence"), "status": "ok", "recall": 1}
-        for i in range(20) for m in both
+        {"id": i, "method": m, "group": str(i), "correct": float(m == "evidence"), "status": "ok",
+         "recall": 1} for i in range(20) for m in both
     ]  # fmt: skip
     assert summary.notes(lines, [{"errors": 0}], both) == ([], True)
     [note], _ = summary.notes([line | {"recall": None} for line in lines], [{"errors": 0}], both)
