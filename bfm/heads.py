@@ -20,7 +20,7 @@ class ControllerPrompt(NamedTuple):
     """What the controller reads: `ids`, and the turns that its numbers 1, 2, .. stand for."""
 
     ids: tuple[int, ...]
-    candidates: tuple[int, ...]  # indices of turns, in time order
+    candidates: tuple[int, ...]  # indices of turns, by Sal_q
     dropped: int
 
 
@@ -57,14 +57,15 @@ def controller_prompt(
 ) -> ControllerPrompt:
     """Render the `prefilter_k` candidates of highest Sal_q; prompt and action take `train.tokens`.
 
+    They stand in time order, which tells the current from the stale, each under its rank by Sal_q.
     Raises PromptError when the question alone does not fit.
     """
     ranked = prefilter(sal_q, settings.prefilter_k)
     limit = settings.train.tokens - grammar_of(scaffold, settings.prefilter_k, settings).longest
 
     def render(keep: int) -> tuple[int, ...]:
-        chosen = sorted(ranked[:keep])
-        groups = [turn_messages(turns, i, settings.context_turns) for i in chosen]
+        chosen = sorted((i, rank) for rank, i in enumerate(ranked[:keep], start=1))
+        groups = [(rank, turn_messages(turns, i, settings.context_turns)) for i, rank in chosen]
         return scaffold.controller(question, groups)
 
     keep = _most(len(ranked), lambda k: len(render(k)) <= limit)
@@ -74,7 +75,7 @@ def controller_prompt(
             f"query: question and options take {len(ids)} of {limit} tokens (train.tokens less the "
             "action); they are never cut"
         )
-    return ControllerPrompt(ids, tuple(sorted(ranked[:keep])), len(ranked) - keep)
+    return ControllerPrompt(ids, ranked[:keep], len(ranked) - keep)
 
 
 def reader_room(scaffold: Scaffold, question: Question, settings: Settings, answer: int = 0) -> int:

@@ -6,9 +6,10 @@
     suffix   [date] Question: q, options, end of message, generation header, answer
 
 The reader's prompt is the same with the selected turns, in time order, as its memory. The controller's
-has the candidates numbered in time order, and asks for an action (`bfm.actions`):
+has the candidates in time order too, each under its rank by Sal_q, and asks for an action
+(`bfm.actions`):
 
-    head     CANDIDATES [1] [date] User: ... / Assistant: ... [2] ...
+    head     CANDIDATES [2] [date] User: ... / Assistant: ... [1] ...
              [date] Question: q, options, CHOOSE, end of message, generation header, action
 
 Every piece is tokenized apart and joined as ids, so the same q and a ids stand in all terms, and data
@@ -88,12 +89,12 @@ class Scaffold:
         return ids
 
     def controller(
-        self, question: Question, candidates: Sequence[Sequence[Message]]
+        self, question: Question, candidates: Sequence[tuple[int, Sequence[Message]]]
     ) -> tuple[int, ...]:
-        """Return the controller's prompt: candidates (each the messages of a turn) in time order."""
+        """Return the controller's prompt: candidates, a number and a turn's messages each, in order."""
         encode = self.tokenizer.encode
         ids = [*self.head, *encode(CANDIDATES)]
-        for number, messages in enumerate(candidates, start=1):
+        for number, messages in candidates:
             ids += [*encode(f"[{number}] "), *self._block(messages)]
         return (*ids, *encode("\n"), *self.suffix(question, note=CHOOSE).ids)
 

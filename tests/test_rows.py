@@ -3,6 +3,7 @@
 
 import collections
 import dataclasses
+import re
 
 import pytest
 from hypothesis import given
@@ -63,6 +64,14 @@ def test_rows_as_a_person_reads_them():
         "<|im_start|>assistant\nblue<|im_end|>"
     )
     assert DECODE(reader.ids[reader.start :]) == "blue<|im_end|>"
+
+
+def test_a_candidate_stands_at_its_time_under_its_rank():
+    controller, reader = run(labelled(sal_q=(0.1, 3.0, 0.2, 2.0, 0.3, 0.0)))
+    places = re.findall(r"\[(\d)\] \[day (\d)\]", DECODE(controller.ids))
+    assert places == [("1", "1"), ("4", "2"), ("2", "3"), ("3", "4")]
+    assert DECODE(controller.ids[controller.start :]) == "read 2, 1<|im_end|>"  # by the labels' order
+    assert DECODE(reader.ids).index("fact 1") < DECODE(reader.ids).index("fact 3")
 
 
 def test_gate_off_and_out_of_reach():
