@@ -33,8 +33,8 @@ histories orders the evidence at 0.85 [0.79, 0.92] by Sal_a, the base model at 0
 The reader has learned, the controller has not: it opens for 0.22 of the questions and finds 0.07 of the
 evidence. Some four hours of one core.
 
-Can the controller learn at all? Alone, twice over the same questions, by the labelled evidence among the
-five turns of highest Sal_q:
+Can the controller learn at all? Alone, twice over the same questions, by the labelled evidence among
+the five turns of highest Sal_q:
 
     python launch/sft.py --config configs/readers.py --workdir runs/readers/controller \\
         --config.train.heads=controller --config.label.source=evidence --config.train.epochs=2 \\
