@@ -70,7 +70,9 @@ def test_a_candidate_stands_at_its_time_under_its_rank():
     controller, reader = run(labelled(sal_q=(0.1, 3.0, 0.2, 2.0, 0.3, 0.0)))
     places = re.findall(r"\[(\d)\] \[day (\d)\]", DECODE(controller.ids))
     assert places == [("1", "1"), ("4", "2"), ("2", "3"), ("3", "4")]
-    assert DECODE(controller.ids[controller.start :]) == "read 2, 1<|im_end|>"  # by the labels' order
+    assert (
+        DECODE(controller.ids[controller.start :]) == "read 2, 1<|im_end|>"
+    )  # by the labels' order
     assert DECODE(reader.ids).index("fact 1") < DECODE(reader.ids).index("fact 3")
 
 
