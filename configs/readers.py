@@ -58,7 +58,7 @@ Predictions, written before any result (the first, on the controller, was wrong 
     evidence as chance would (one of five, 0.25, held open), numbered by their rank, still standing in
     time order, it finds over 0.40, and so is better than numbered in time order by 10 points;
   - (after the former, before this) numbered by rank and taught by the judge's labels it opens for a
-    third to two thirds of the questions, finds 0.15 to 0.30 of the evidence and gains less over nothing.
+    third to two thirds of the questions, finds 0.15 to 0.30 of the evidence, gains less over nothing.
 """
 
 from bfm.settings import default_config

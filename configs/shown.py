@@ -7,8 +7,8 @@ SmolLM2-135M as it is, in bf16. LoCoMo and LongMemEval answer in free text (F1 o
 the reference); PersonaMem's file at hand holds 17 complete questions of one user, so it has no
 interval. The memory systems write their stores on eight questions of PrefEval's choice form with the
 model itself. Left out for cost: fine-tuned readers, Sal_a, more questions. An hour and a half of one
-core; what it gave stands in the README and results/shown.json. Of the predictions the one on LongMemEval
-was wrong (0.77 to 0.92), the others held.
+core; what it gave stands in the README and results/shown.json. Of the predictions the one on
+LongMemEval was wrong (0.77 to 0.92), the others held.
 
 Predictions, written before any result:
   - LoCoMo: Sal_q orders the evidence above 0.85 among some 300 turns, within 0.1 of MiniLM; evidence
