@@ -14,9 +14,9 @@ Forty minutes on two cores. On 24 questions of six users that it has not seen, b
         --config.limit=24 --config.methods=bfm,tau_q,none,evidence
 
 its reader uses evidence (accuracy 0.62 [0.50, 0.81] with it, 0.21 [0.17, 0.24] without). Its
-controller, taught when candidates were numbered in time order and not by rank, reads one turn a question
-and finds 0.29 of the evidence: 0.33 [0.22, 0.52]; turns of Sal_q above 0 give 0.38 [0.22, 0.58]. So the online
-memory uses the reader and not the controller.
+controller, taught when candidates were numbered in time order and not by rank, reads one turn a
+question and finds 0.29 of the evidence: 0.33 [0.22, 0.52]; turns of Sal_q above 0 give 0.38
+[0.22, 0.58]. So the online memory uses the reader and not the controller.
 """
 
 from bfm.settings import default_config
