@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -59,7 +59,13 @@ def diagnose(
     ago = [n - max(turns) if turns else None for turns, n in pairs]
     found["by_distance"] = binned(lines, ago, "turns ago")
     found["by_density"] = binned(lines, [len(t) / n if t else None for t, n in pairs], "of turns")
-    found["by_position"] = by_position(lines)
+    found["by_position"] = parted(
+        lines, lambda line: LETTERS[line["gold"]] if line.get("gold", -1) >= 0 else None
+    )
+    kinds = {line["stratum"] for line in first}
+    found["by_stratum"] = (
+        parted(lines, lambda line: line["stratum"] or "(none)") if len(kinds) > 1 else []
+    )
     found["cost"] = cost(lines, sizes)
     return found
 
@@ -142,15 +148,20 @@ def by_stratum(first: Lines, values: Sequence[float | None]) -> list[tuple[float
     return made
 
 
-def by_position(lines: dict[str, Lines]) -> list[dict[str, Any]]:
-    """Return accuracy by the letter of the right option: a reader that prefers letters shows here."""
+def parted(
+    lines: Mapping[str, Lines], part_of: Callable[[Mapping[str, Any]], str | None]
+) -> list[dict[str, Any]]:
+    """Return accuracy by part of the examples, parts in the order of their names; None leaves one out.
+
+    By the letter of the right option, a reader that prefers letters shows.
+    """
     made = []
     for method, own in compared(lines):
-        chosen: dict[int, list] = defaultdict(list)
+        chosen: dict[str, list] = defaultdict(list)
         for line in own:
-            if line.get("gold", -1) >= 0:
-                chosen[line["gold"]].append(line)
-        made += [_bin(method, LETTERS[gold], chosen[gold]) for gold in sorted(chosen)]
+            if (name := part_of(line)) is not None:
+                chosen[name].append(line)
+        made += [_bin(method, name, chosen[name]) for name in sorted(chosen)]
     return made
 
 
@@ -196,7 +207,7 @@ def binned(
     return made
 
 
-def compared(lines: dict[str, Lines]) -> list[tuple[str, Lines]]:
+def compared(lines: Mapping[str, Lines]) -> list[tuple[str, Lines]]:
     """Return the methods that read and answered every question, with their lines."""
     most = max(map(len, lines.values()), default=0)
     return [(m, own) for m, own in lines.items() if m not in CONTROLS and len(own) == most]
@@ -213,5 +224,12 @@ def thirds(values: Sequence[float]) -> list[np.ndarray]:
 
 def _bin(method: str, name: str, part: Lines) -> dict[str, Any]:
     accuracy, low, high = spread(part, column(part, "correct"))
-    return {"method": method, "bin": name, "accuracy": accuracy, "low": low, "high": high,
-            "n": len(part)}  # fmt: skip
+    found = {"method": method, "bin": name, "accuracy": accuracy, "low": low, "high": high,
+             "n": len(part)}  # fmt: skip
+    if all(
+        line.get("f1") is not None for line in part
+    ):  # free answers: few are the same word for word
+        found |= dict(
+            zip(("f1", "f1_low", "f1_high"), spread(part, column(part, "f1")), strict=True)
+        )
+    return found

@@ -105,6 +105,8 @@ def sections(summary: Mapping[str, Any], results: Sequence[Row]) -> list[Section
               diagnosis.agreement),
         part_of("Does saliency order the evidence first?", found.get("separation"), ("stratum", "auc"),
               "The data has no labelled evidence.", diagnosis.separation),
+        part_of("Accuracy by kind of question", found.get("by_stratum"), bins,
+              "The questions are of one kind: their data name no strata or categories.", _kinds),
         by_bin("Accuracy by distance of the evidence", "by_distance",
                "distance of the evidence, turns back"),
         by_bin("Accuracy by density of the evidence", "by_density", "density of the evidence"),
@@ -286,6 +288,30 @@ def _systems(part: Sequence[Row]) -> Section:
     return Section(
         "Memory systems", text, (Table(("system", *columns, "written by", "measured"), rows),)
     )
+
+
+def _kinds(part: Sequence[Row]) -> Section:
+    """A line a kind, for there may be many and their names are long."""
+    names, sizes = _in(part), {str(row["bin"]): row["n"] for row in part}
+    free = {str(row["bin"]) for row in part if row.get("f1") is not None}
+    cells = {
+        (row["method"], str(row["bin"])): percent(row) if row.get("f1") is None
+        else ranged(row["f1"], row["f1_low"], row["f1_high"], "{:.1f}", 100)
+        for row in part
+    }  # fmt: skip
+    rows = [
+        (
+            kind + " (F1)" * (kind in free),
+            number(n, "{:g}"),
+            *(cells.get((m, kind), "–") for m in names),
+        )
+        for kind, n in sizes.items()
+    ]
+    text = (
+        "Percent right (F1: of words, where answers are free) with 95 % intervals, by the stratum or "
+        "category that the data name."
+    )
+    return Section("Accuracy by kind of question", text, (Table(("kind", "n", *names), rows),))
 
 
 def _bin_table(part: Sequence[Row]) -> Table:

@@ -556,6 +556,43 @@ def test_bins_by_hand():
     assert diagnosis.binned({"bfm": own}, [None] * 7, "") == []
 
 
+def test_parts_by_hand():
+    own = [{"group": str(i), "correct": float(i > 3), "f1": None if i % 2 else 0.5 + 0.1 * i,
+            "stratum": ("free", "choice")[i % 2] * (i != 1)}
+           for i in range(7)]  # fmt: skip
+    rows = diagnosis.parted({"bfm": own, "first": own}, lambda line: line["stratum"] or None)
+    assert [(r["bin"], r["n"], r["accuracy"], r.get("f1")) for r in rows] == [
+        ("choice", 2, 0.5, None), ("free", 4, 0.5, pytest.approx(0.8)),
+    ]  # fmt: skip
+
+
+def test_accuracy_by_kind_of_question(tmp_path):
+    """The category that data name splits the table; without one, or with one for all, none is made."""
+    kinds = ["diet", "sport", "diet", "diet"]
+    mixed = [record(i) | {"meta": {"category": kind}} for i, kind in enumerate(kinds)]
+    mixed[3] = free(3) | {"meta": {"category": "talk"}}
+    data = write(tmp_path / "data.jsonl", mixed)
+    found = comparing.run(settings(data, "none,recency", max_tokens=2), tmp_path / "w")
+    by = {(r["method"], r["bin"]): r for r in found["diagnosis"]["by_stratum"]}
+    assert {key: row["n"] for key, row in by.items()} == {
+        (m, kind): n for m in ("none", "recency")
+        for kind, n in (("diet", 2), ("sport", 1), ("talk", 1))
+    }  # fmt: skip
+    right = [json.loads(x) for x in (tmp_path / "w" / "results.jsonl").open()]
+    assert by["none", "diet"]["accuracy"] == np.mean(
+        [
+            line["correct"]
+            for line in right
+            if line["method"] == "none" and line["stratum"] == "diet"
+        ]
+    )
+    page = (tmp_path / "w" / "report.md").read_text("utf-8")
+    assert "| talk (F1) | 1 |" in page and "| diet | 2 |" in page
+    plain = write(tmp_path / "plain.jsonl", [record(0), record(1)])
+    found = comparing.run(settings(plain, "none,recency"), tmp_path / "p")
+    assert found["diagnosis"]["by_stratum"] == []
+
+
 @pytest.mark.parametrize("text", ["", "bfm,bfm", "bfm,magic", ","])
 def test_methods_that_are_none_are_refused(text):
     with pytest.raises(SettingsError, match="methods"):

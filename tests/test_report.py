@@ -100,6 +100,7 @@ def made_up(n=60, texts=None, seed=0):
             ],
             "by_distance": binned(["1-5", "6-20", "21-80"]),
             "by_density": binned(["under 1 %", "1-5 %", "over 5 %"]),
+            "by_stratum": binned(["food", "book", "mood"]),
             "by_length": binned(["1-50", "51-200", "201 and more"]),
             "cost": [
                 {"method": m, "turns": t, "p50_s": 0.05 + 1e-3 * t * i, "p95_s": 0.09 + 2e-3 * t * i}
@@ -204,7 +205,7 @@ def test_markdown_tables_are_whole(plausible):
     starts = [
         i for i, line in enumerate(lines) if line.startswith("| :--") or line.startswith("| --:")
     ]
-    assert len(starts) == 11 and min(widths) > 2
+    assert len(starts) == 12 and min(widths) > 2
     for start in starts:
         end = next(i for i in range(start, len(lines)) if not lines[i].startswith("|"))
         assert end - start > 1
