@@ -25,7 +25,8 @@ from bfm.baselines import (
     store,
     unmeasured,
 )
-from bfm.baselines.reranker import Reranker, train
+from bfm.baselines.reranker import Reranker
+from bfm.baselines.rmm_training import train
 from bfm.dialogue import Message, Question, Turn, turns_of
 from bfm.progress import Meter
 

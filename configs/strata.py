@@ -7,8 +7,8 @@
 The reader of whole histories (configs/readers.py), taught on other users without evidence labels, reads
 two turns and is the judge of Sal_a. 160 questions of the test split, drawn; bf16; 20 minutes of a core.
 
-Predictions, all of which held, written before this run (of 32 questions of small_dev, three to seven a stratum, the areas
-of Sal_q and Sal_a were known):
+Predictions, all of which held, written before this run (of 32 questions of small_dev, three to seven a
+stratum, the areas of Sal_q and Sal_a were known):
   - placebo, where what tells the answer speaks in the question's words and nothing else does: Sal_q,
     BM25 and MiniLM order it at 0.95 or more, MiniLM's two turns beat nothing by 15 points, and Sal_q is
     not better than MiniLM;

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 from bfm.baselines import reranker
-from bfm.baselines.reranker import Reranker, gumbel_top, train
+from bfm.baselines.reranker import Reranker, gumbel_top
 from bfm.baselines.rmm import RMM
+from bfm.baselines.rmm_training import train
 from bfm.baselines.tasks import CITE, MERGE, TOPICS
 from bfm.dialogue import Message, Turn, generator
 from tests.scripted import Script, events, question, turn

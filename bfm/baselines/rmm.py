@@ -2,7 +2,7 @@
 """RMM (arXiv 2503.08026): topics with their raw turns, and a reranker that learns from citations.
 
 There is no code of the authors. Scores are the retriever's until `reranker` is set to what
-`bfm.baselines.reranker.train` gives.
+`bfm.baselines.rmm_training.train` gives.
 
 | what | paper | here |
 |---|---|---|
