@@ -34,9 +34,10 @@ def modules() -> dict[str, Path]:
 
 
 def imports(path: Path, names) -> set[str]:
-    """Return the modules that a file imports when it is imported itself."""
-    found = set()
-    for node in ast.parse(path.read_text("utf-8")).body:
+    """Return the modules that a file imports when it is imported itself, or names for its types."""
+    found, body = set(), ast.parse(path.read_text("utf-8")).body
+    inside = [each for node in body if isinstance(node, ast.If) for each in node.body]
+    for node in [*body, *inside]:
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
