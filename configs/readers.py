@@ -65,12 +65,13 @@ adds to the order in time; the last):
     time order, it finds over 0.40, and so is better than numbered in time order by 10 points;
   - (after the former, before this) numbered by rank and taught by the judge's labels it opens for a
     third to two thirds of the questions, finds 0.15 to 0.30 of the evidence, gains less over nothing.
-  - (after all of the former) by labels of the reader of whole histories for 320 questions of still other
-    users (--config.seed=2 --config.label.from_checkpoint=runs/readers/full/export for the labels of the
-    judge that comes with bfm; nobody has named evidence then, neither for the judge nor for the labels):
-    of 160 test questions such labels open for 0.70 of those with evidence and 0.24 of the others, so the
-    controller opens for 25 to 60 of the 73 and its probability tells them apart with an area over 0.7;
-    it still names the first turn, and gains 4 to 12 points over nothing, no more than by the evidence.
+  - (after all of the former) by labels of the reader of whole histories for 320 questions of still
+    other users (--config.seed=2 --config.label.from_checkpoint=runs/readers/full/export for the
+    labels of the judge that comes with bfm; nobody has named evidence then, neither for the judge nor
+    for the labels): of 160 test questions such labels open for 0.70 of those with evidence and 0.24
+    of the others, so the controller opens for 25 to 60 of the 73 and its probability tells them apart
+    with an area over 0.7; it still names the first turn, and gains 4 to 12 points over nothing, no
+    more than by the evidence.
 """
 
 from bfm.settings import default_config
