@@ -96,9 +96,12 @@ class Meter:
             return
         left = (self.total - self.done) / rate if rate else float("inf")
         eta = f"{left:,.0f} s" if left < float("inf") else "unknown"
+        pace = f"{self._rate_text()}, ETA {eta}"
+        if self.skipped == self.total:
+            pace = "by an earlier run"
         print(
             f"{self.title}: {self.done:,} of {self.total:,} {self.unit} "
-            f"({self.done / self.total:.0%}), {self._rate_text()}, ETA {eta}",
+            f"({self.done / self.total:.0%}), {pace}",
             file=sys.stderr,
             flush=True,
         )
