@@ -46,14 +46,16 @@ the five turns of highest Sal_q:
 
 It gains 11 points over nothing [4, 20] (accuracy 0.37 [0.26, 0.49]): it opens for 50 of 55 questions
 that have evidence and for 8 of 18 that have none, and always names the first turn by Sal_q. By the
-judge's labels (without label.source; runs/readers/silver) it opens for 2 of 73. Numbered in time order,
-as candidates were until commit 30342a7, it opens for 72 and names places: 0.32 [0.22, 0.41].
+judge's labels (without label.source; runs/readers/silver) it opens for 2 of 73, by those of the reader
+of whole histories (the last prediction; runs/readers/own) for 28, and gains 5 points [0, 12]. Numbered
+in time order, as candidates were until commit 30342a7, it opens for 72 and names places: 0.32 [0.22,
+0.41].
 
 The users are those of seed 1, which the judge was not taught on; the test users are others again. For
 protocol B leave eval.readers out; for protocol A add --config.eval.reader=base --config.sample=32.
 
 Predictions, written before any result (wrong: both halves of the first, on the controller; what rank
-adds to the order in time; the last):
+adds to the order in time; the last but one; the area of the last, 0.67 [0.47, 0.85]):
   - labels by the judge at 0.5 nats open for most questions, so the gate is open for more than four in
     five; what the controller picks holds the evidence more often than turns by chance do;
   - each selector's own reader answers by what the selector gives better than the base model does;
