@@ -11,8 +11,9 @@ import numpy as np
 from scipy.stats import rankdata
 
 from bfm.choosing import CONTROLS
+from bfm.intervals import area
 from bfm.prompts import LETTERS
-from bfm.summary import Lines, by_method, column, paired, spread
+from bfm.summary import Lines, by_method, column, paired, spread, spread_of
 
 
 def diagnose(
@@ -49,9 +50,10 @@ def diagnose(
     found["rank_agreement"] = [{"rho": v, **row} for v, row in by_stratum(first, both)]
     found["separation"] = separations(first, scores, evidence)
     if "bfm" in lines:
-        opened = [(line["open_probability"], bool(turns))
-                  for line, turns in zip(lines["bfm"], evidence, strict=True)]  # fmt: skip
-        found["reliability"] = reliability(opened)
+        opened = np.array([line["open_probability"] for line in lines["bfm"]], np.float64)
+        needed = np.array([bool(turns) for turns in evidence])
+        found["reliability"] = reliability(list(zip(opened, needed, strict=True)))
+        found["gate_area"] = spread_of(lines["bfm"], area(opened, needed))
     sizes = [line["n_turns"] for line in first]
     pairs = list(zip(evidence, sizes, strict=True))
     found["by_length"] = binned(lines, sizes, "turns")
@@ -119,13 +121,10 @@ def separation(scores: Sequence[float | None], evidence: Sequence[int]) -> float
     >>> separation([0.5, 2.0, 0.5], [1])
     1.0
     """
-    scores = [-np.inf if s is None else s for s in scores]
-    inside = np.array([scores[t] for t in evidence])
-    outside = np.array([s for t, s in enumerate(scores) if t not in evidence])
-    if not len(inside) or not len(outside):
-        return None
-    above = (inside[:, None] > outside).mean() + 0.5 * (inside[:, None] == outside).mean()
-    return float(above)
+    inside = np.isin(np.arange(len(scores)), evidence)
+    known = np.array([-np.inf if s is None else s for s in scores], np.float64)
+    value = area(known, inside)(np.arange(len(scores)))
+    return None if np.isnan(value) else value
 
 
 def by_stratum(first: Lines, values: Sequence[float | None]) -> list[tuple[float, dict[str, Any]]]:
@@ -226,10 +225,8 @@ def _bin(method: str, name: str, part: Lines) -> dict[str, Any]:
     accuracy, low, high = spread(part, column(part, "correct"))
     found = {"method": method, "bin": name, "accuracy": accuracy, "low": low, "high": high,
              "n": len(part)}  # fmt: skip
-    if all(
-        line.get("f1") is not None for line in part
-    ):  # free answers: few are the same word for word
-        found |= dict(
-            zip(("f1", "f1_low", "f1_high"), spread(part, column(part, "f1")), strict=True)
-        )
+    if all(line.get("f1") is not None for line in part):
+        # Free answers: few are the same word for word.
+        overlap = spread(part, column(part, "f1"))
+        found |= dict(zip(("f1", "f1_low", "f1_high"), overlap, strict=True))
     return found

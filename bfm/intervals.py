@@ -11,6 +11,7 @@ import dataclasses
 from collections.abc import Callable, Sequence
 
 import numpy as np
+from scipy.stats import rankdata
 
 RESAMPLES = 1000
 
@@ -60,6 +61,26 @@ def f1(hits: np.ndarray, found: np.ndarray, wanted: np.ndarray) -> Callable[[np.
     def statistic(index: np.ndarray) -> float:
         total = found[index].sum() + wanted[index].sum()
         return 2.0 * hits[index].sum() / total if total else float("nan")
+
+    return statistic
+
+
+def area(scores: np.ndarray, inside: np.ndarray) -> Callable[[np.ndarray], float]:
+    """Return the share of pairs (inside, outside) that scores order right, ties half, as a statistic.
+
+    The area under the curve. scores: [n]; inside: [n], bool. nan where a kind of item is missing.
+
+    >>> area(np.array([0.5, 2.0, 0.5]), np.array([False, True, False]))(np.arange(3))
+    1.0
+    """
+
+    def statistic(index: np.ndarray) -> float:
+        chosen = inside[index]
+        n, others = int(chosen.sum()), int((~chosen).sum())
+        if not n or not others:
+            return float("nan")
+        below = rankdata(scores[index])[chosen].sum() - n * (n + 1) / 2
+        return float(below / (n * others))
 
     return statistic
 

@@ -94,8 +94,7 @@ class Meter:
             text = f"{self.title}: {self.done:,} {self.unit}, {self._rate_text()}"
             print(text, file=sys.stderr, flush=True)
             return
-        left = (self.total - self.done) / rate if rate else float("inf")
-        eta = f"{left:,.0f} s" if left < float("inf") else "unknown"
+        eta = f"{(self.total - self.done) / rate:,.0f} s" if rate else "unknown"
         pace = f"{self._rate_text()}, ETA {eta}"
         if self.skipped == self.total:
             pace = "by an earlier run"

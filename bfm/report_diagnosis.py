@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from bfm import plots
+from bfm.intervals import area
 from bfm.report_cells import Row, Section, Table, complete, number, ranged
 
 
@@ -29,7 +30,9 @@ def recall(found: Mapping[str, Any]) -> Section:
     return Section(title, text, (Table(("K", "recall, %"), rows),), (svg,))
 
 
-def reliability(part: Sequence[Sequence[float]]) -> Section:
+def reliability(
+    part: Sequence[Sequence[float]], apart: Sequence[float | None] | None = None
+) -> Section:
     part = [line for line in part if line[2] > 0]
     if not part:
         return Section("Gate reliability", "No gate with a probability was run.")
@@ -37,6 +40,12 @@ def reliability(part: Sequence[Sequence[float]]) -> Section:
         "Points on the dotted line: the gate's probability means what it says. The area of a point "
         "grows with its questions; bars are 95 % intervals that take questions as independent."
     )
+    if apart and apart[0] is not None:
+        text += (
+            " The probability is higher for the question that has evidence in "
+            f"{ranged(*apart, '{:.1f}', 100)} % of all pairs of one with and one without "
+            "(50 % would be chance)."
+        )
     rows = [tuple(number(v, f) for v, f in zip(line, ("{:.3f}", "{:.3f}", "{:,g}"), strict=False))
             for line in part]  # fmt: skip
     table = Table(("predicted", "needed", "n"), rows, names=0)
@@ -49,11 +58,11 @@ def saliency(found: Mapping[str, Any]) -> Section:
                        for key in ("saliency_evidence", "saliency_other"))  # fmt: skip
     if not evidence or not other:
         return Section(title, "Sal_q of evidence and of other turns was not recorded.")
-    ranked = np.sort(np.array(other, float))
-    below, upto = (np.searchsorted(ranked, evidence, side=side) for side in ("left", "right"))
-    area = float((below + upto).mean() / (2 * len(ranked)))
+    values = np.array([*evidence, *other], np.float64)
+    places = np.arange(len(values))
+    share = area(values, places < len(evidence))(places)
     text = (
-        f"Sal_q of an evidence turn exceeds that of another turn in {100 * area:.1f} % of all pairs "
+        f"Sal_q of an evidence turn exceeds that of another turn in {100 * share:.1f} % of all pairs "
         "(50 % would be chance; pairs are of turns of any two histories)."
     )
     rows = [(name, f"{len(v):,}", *(f"{x:+.3f}" for x in np.percentile(v, (5, 25, 50, 75, 95))))

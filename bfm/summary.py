@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -96,7 +96,14 @@ def column(lines: Lines, name: str) -> np.ndarray:
 
 def spread(lines: Lines, values: np.ndarray) -> tuple[float | None, float | None, float | None]:
     """Return the mean of a value a line with its interval: by user and by training of the policy."""
-    return interval([line["group"] for line in lines], mean(values), runs=_runs(lines))
+    return spread_of(lines, mean(values))
+
+
+def spread_of(
+    lines: Lines, statistic: Callable[[np.ndarray], float]
+) -> tuple[float | None, float | None, float | None]:
+    """Return a statistic of the lines with its interval: by user and by training of the policy."""
+    return interval([line["group"] for line in lines], statistic, runs=_runs(lines))
 
 
 def paired(lines: Lines, a: np.ndarray, b: np.ndarray) -> Contrast:

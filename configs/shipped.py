@@ -9,10 +9,10 @@ histories are made: an untrained model of this size judges evidence too badly to
 
 47 minutes of one core. On 75 questions of sixteen users that it has not seen, by
 
-    python launch/eval.py --config configs/smollm2_135m.py --workdir runs/quality/shipped \
-        --config.policy=shipped --config.data=shifting_prefs --config.split=small_dev \
-        --config.eval.sal_a=false --config.methods=bfm,bfm_open,tau_q,none,evidence \
-        --config.eval.contrasts=bfm-tau_q,bfm-none,evidence-none
+    python launch/eval.py --config configs/smollm2_135m.py --workdir runs/quality/shipped \\
+        --config.policy=shipped --config.data=shifting_prefs --config.split=small_dev \\
+        --config.eval.sal_a=false --config.methods=bfm,bfm_open,tau_q,none,evidence \\
+        --config.eval.contrasts=bfm-tau_q,bfm-none,evidence-none,bfm_open-tau_q,bfm_open-none
 
 accuracy is 0.35 [0.26, 0.43] without memory, 0.68 [0.55, 0.79] with the evidence, 0.44 [0.35, 0.53]
 with what the controller reads, 0.51 [0.39, 0.61] with its gate held open, 0.35 [0.28, 0.42] with the

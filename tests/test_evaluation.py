@@ -12,6 +12,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from tokenizers import AddedToken
 
 from bfm import arch, comparing, diagnosis, generate, harness, lm, policy, selectors, summary
@@ -20,7 +22,7 @@ from bfm.choosing import METHODS, parse_methods
 from bfm.dialogue import parse_example, turns_of
 from bfm.extract import choice
 from bfm.extract import f1 as f1_words
-from bfm.intervals import contrast, f1, holm, interval, mean
+from bfm.intervals import area, contrast, f1, holm, interval, mean
 from bfm.lm import ModelError
 from bfm.saliency import Job, Scorer, Suffix
 from bfm.settings import EvalSettings, ModelSettings, Settings, SettingsError, TrainSettings
@@ -503,6 +505,27 @@ def test_statistics_by_hand():
     assert better.difference == pytest.approx(0.3) and better.p < 0.01 and better.low > 0.29
     same = contrast(many, b, rng.permutation(b))
     assert same.low < 0 < same.high and same.p > 0.05 and 0.05 < same.detectable < 0.2
+
+
+@given(st.lists(st.tuples(st.integers(0, 4), st.booleans()), max_size=12))
+def test_area_is_the_share_of_pairs(items):
+    """Oracle: every pair of one inside and one outside, counted."""
+    scores, inside = np.array([s for s, _ in items]), np.array([i for _, i in items], bool)
+    pairs = [(a > b) + 0.5 * (a == b) for a in scores[inside] for b in scores[~inside]]
+    found = area(scores, inside)(np.arange(len(items)))
+    assert found == pytest.approx(np.mean(pairs) if pairs else np.nan, nan_ok=True)
+
+
+def test_how_far_the_gate_tells_questions_apart():
+    """By the probability of opening; with its interval by user."""
+    lines = [
+        {"method": "bfm", "group": str(i), "stratum": "", "correct": 1.0, "seconds": 0.1, "gold": 0,
+         "n_turns": 2, "open_probability": p} for i, p in enumerate((0.9, 0.2, 0.4, 0.3))
+    ]  # fmt: skip
+    scores = [{"id": str(i), "sal_q": [1.0, 0.0], "sal_a": None} for i in range(4)]
+    found = diagnosis.diagnose(lines, scores, [[0], [1], [], []], 1)["gate_area"]
+    assert found[0] == 0.5 and 0 <= found[1] <= 0.5 <= found[2] <= 1
+    assert diagnosis.diagnose(lines, scores, [[0]] * 4, 1)["gate_area"] == (None, None, None)
 
 
 def test_reliability_and_notes():

@@ -92,6 +92,7 @@ def made_up(n=60, texts=None, seed=0):
         "diagnosis": {
             "recall_at_k": [[1, 0.4], [5, 0.7], [10, 0.82], [20, 0.9]], "oracle_in_k": 0.93,
             "reliability": [[0.1, 0.15, 20], [0.5, 0.4, 9], [0.9, 0.8, 40]],
+            "gate_area": [0.64, 0.48, 0.8],
             "saliency_evidence": list(rng.normal(2, 1, 60)),
             "saliency_other": list(rng.normal(0, 1, 900)),
             "rank_agreement": [
@@ -181,6 +182,7 @@ def test_page_has_every_part_and_loads_nothing(plausible):
                  "Cost"):  # fmt: skip
         assert part in words
     assert "66.0 [60.0, 72.0]" in words and "oracle (control)" in words and "<0.001" in words
+    assert "in 64.0 [48.0, 80.0] % of all pairs of one with" in words
     assert words.index("uninformative for this model") < words.index("Percent right")
     ids = [value for _, key, value in page.attributes if key == "id"]
     assert len(ids) == len(set(ids))
