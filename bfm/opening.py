@@ -127,6 +127,8 @@ def _open_whole(settings: Settings, check: Callable[[Example], None]) -> JsonlSo
         return JsonlSource.open(DIALOGUES, bad, limit, check)
     if settings.data.startswith("jsonl:"):
         return JsonlSource.open(settings.data.removeprefix("jsonl:"), bad, limit, check)
+    if Path(settings.data).is_file():
+        raise DataError(f"data: {settings.data!r} is a file; give jsonl:{settings.data}")
     from bfm import datasets  # tensorflow-datasets takes seconds to import
 
     source = datasets.load(

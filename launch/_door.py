@@ -125,6 +125,7 @@ def _parse(doc: str, workdir: bool):
         flags.DEFINE_string("workdir", None, "folder to write to", flag_values=values)
     try:
         rest = values(sys.argv)[1:]
+        list(config.value or ())  # a file that cannot be read is told at the first look inside
     except Exception as error:  # absl, ml_collections and the config file itself raise many kinds
         raise UsageError(f"{_reason(error)} (see --help)") from None
     if rest:
@@ -142,6 +143,8 @@ def _reason(error: Exception) -> str:
     while error.args and isinstance(error.args[0], Exception):  # one error inside another
         error = type(error)(*error.args[0].args)
     text = " ".join(str(error).split()) or type(error).__name__
+    if isinstance(error, OSError):  # after the places where ml_collections has looked
+        return f"--config: {text[max(text.rfind('[Errno'), 0) :]}"
     if isinstance(error, AttributeError) and text.startswith("'"):  # a key of the config
         return "no setting " + text.replace(" Did you mean", "; did you mean")
     plain = isinstance(error, (ValueError, AttributeError))

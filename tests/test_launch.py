@@ -109,6 +109,25 @@ def test_bad_input_is_one_line_and_code_2(args, tmp_path, refused, name):
     assert not (tmp_path / "w").exists()
 
 
+@pytest.mark.parametrize(
+    ("config", "named"),
+    [("nothere.py", "No such file or directory"), (".", "Is a directory")],
+)
+def test_a_config_that_is_no_file_is_one_line_and_code_2(config, named, tmp_path, refused):
+    """Without an override nothing looks inside while flags are read."""
+    done = refused("--config", tmp_path / config, "--workdir", tmp_path / "w")
+    assert done.returncode == 2 and done.stderr.count("\n") == 1, done.stderr
+    assert named in done.stderr and str(tmp_path) in done.stderr
+    assert not (tmp_path / "w").exists()
+
+
+def test_a_file_given_as_a_benchmark_is_told_how_to_be_read(args, tmp_path, refused):
+    place = tmp_path / "data.jsonl"
+    done = refused(*args, f"--config.data={place}")
+    assert done.returncode == 2 and f"give jsonl:{place}" in done.stderr
+    assert done.stderr.count("\n") == 1 and not (tmp_path / "w").exists()
+
+
 @pytest.mark.parametrize("content", [b"", b"\n\n", b"{\n", b'{"id": "a"}\n', b"\xff\n"])
 def test_bad_data_is_one_line_and_code_2(args, tmp_path, refused, content):
     (tmp_path / "data.jsonl").write_bytes(content)
