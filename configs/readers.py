@@ -55,7 +55,7 @@ The users are those of seed 1, which the judge was not taught on; the test users
 protocol B leave eval.readers out; for protocol A add --config.eval.reader=base --config.sample=32.
 
 Predictions, written before any result (wrong: both halves of the first, on the controller; what rank
-adds to the order in time; the last but one; the area of the last, 0.67 [0.47, 0.85]):
+adds to the order in time; the last but one; the area of the last, 0.67 [0.47, 0.84]):
   - labels by the judge at 0.5 nats open for most questions, so the gate is open for more than four in
     five; what the controller picks holds the evidence more often than turns by chance do;
   - each selector's own reader answers by what the selector gives better than the base model does;

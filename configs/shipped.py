@@ -23,7 +23,7 @@ Predicted for 240 questions (33 of them held out) and 72 updates, written before
 and 36 gave a controller that always opens (0.43 [0.34, 0.51]; evidence 0.61 [0.52, 0.71]): it still
 reads the first turn (so it is), closes for some (so it is), accuracy within 5 points of those 0.43
 (0.44), evidence 0.6 to 0.75 (0.68), and its probability of opening tells questions with evidence from
-the others with an area over 0.7: wrong, 0.64 [0.48, 0.80].
+the others with an area over 0.7: wrong, 0.64 [0.48, 0.79].
 """
 
 from bfm.settings import default_config
